@@ -1,0 +1,36 @@
+# Everything from nothing but Python and a clone: `make demo`, `make test`, `make check`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check docs gpu-test format clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $(READY)
+
+demo: $(READY)  ## what is this machine, and what can it really do?
+	$(BIN)/flatout doctor || test $$? -eq 1
+	$(BIN)/flatout limits
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.docs --check
+
+docs: $(READY)  ## writes the pages that are made from the code
+	$(BIN)/python -m scripts.docs
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

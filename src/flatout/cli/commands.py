@@ -1,0 +1,22 @@
+"""Every command: its file and its line of help. A plain list, so that `--help` imports none of them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandEntry:
+    """Where a command lives and what it is for; the file's `command` carries the same line."""
+
+    module: str
+    purpose: str
+
+
+COMMANDS: dict[str, CommandEntry] = {
+    "doctor": CommandEntry(
+        "flatout.cli.doctor", "What machine this is, what is wrong with it, how to fix it."
+    ),
+    "limits": CommandEntry("flatout.cli.limits", "What this card can really do, against its rated peaks."),
+    "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
+    "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
+    "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),
+}

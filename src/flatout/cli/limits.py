@@ -1,0 +1,68 @@
+"""`flatout limits`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.commands import COMMANDS
+from flatout.cli.options import Output, common_options, save_option, save_run
+
+
+@click.command("limits", short_help=COMMANDS["limits"].purpose)
+@click.option(
+    "--device", help="cuda:0, cpu, mps, xpu:0 or a GPU's UUID. Default: the first GPU, else the CPU."
+)
+@click.option("--dtype", "dtypes", help="Only these precisions, as in bf16,fp8. Such a result is not kept.")
+@click.option("--fresh", is_flag=True, help="Measure again, and replace what was kept.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor keep a result.")
+@click.option("--no-cpu", is_flag=True, help="Leave out the comparison with the CPU.")
+@click.option("--html", type=click.Path(path_type=Path), help="Where to write the roofline page.")
+@save_option
+@common_options
+def command(
+    output: Output,
+    device: str | None,
+    dtypes: str | None,
+    fresh: bool,
+    no_cache: bool,
+    no_cpu: bool,
+    html: Path | None,
+    save: bool,
+) -> None:
+    """What this card can really do, against its rated peaks.
+
+    Measures matrix products in every precision that the device has, memory bandwidth, the link to the
+    host, and what a launch and a synchronization cost, on random data, with device events. The result is
+    kept per device, driver and torch version, and feeds the MFU of later commands. Also writes a page with
+    a roofline picture.
+
+    \b
+    Examples:
+      flatout limits
+      flatout limits --device cpu
+      flatout limits --fresh --html limits.html
+      flatout limits --json | jq .measured.matmul_flops_per_s
+    """
+    from flatout.limits.obtain import Request, obtain_limits, parse_dtypes
+    from flatout.records.atomic import write_atomically
+    from flatout.report.limits import draw_limits
+    from flatout.report.roofline import limits_page
+
+    request = Request(
+        device=device,
+        dtypes=parse_dtypes(dtypes),
+        fresh=fresh,
+        use_cache=not no_cache,
+        with_cpu=not no_cpu,
+    )
+    with output.progress("finding devices") as step:
+        limits, kept_at = obtain_limits(request, on_stage=step)
+    page = html or (kept_at.with_suffix(".html") if kept_at else None)
+    if page is not None:
+        write_atomically(page, limits_page(limits).encode())
+    if output.as_json:
+        output.document("limits", 1, limits)
+    else:
+        draw_limits(limits, output.console(), page=str(page) if page else "")
+    if save:
+        save_run(output, "limits", 1, limits)

@@ -1,0 +1,100 @@
+"""What every command has in common: its options, its console, and its progress line."""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+Step = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """How a command speaks: to a person, or to a program."""
+
+    as_json: bool
+    quiet: bool
+
+    def document(self, kind: str, version: int, body: Any) -> None:
+        """Print one JSON document."""
+        from flatout.records.codec import encode
+
+        click.echo(encode(kind, version, body).decode(), nl=False)
+
+    def console(self) -> "Console":
+        """A console for people on standard output."""
+        from rich.console import Console
+
+        return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+    def notice(self, text: str) -> None:
+        """One line beside the result; never on standard output."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    @contextlib.contextmanager
+    def progress(self, title: str) -> Iterator[Step]:
+        """A progress line on a terminal; nothing when piped, quiet or for a program."""
+        if self.as_json or self.quiet or not sys.stderr.isatty():
+            yield lambda _name, _done, _total: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=None)
+
+            def step(name: str, done: int, total: int) -> None:
+                bar.update(task, description=name, completed=done, total=total or None)
+
+            yield step
+
+
+def common_options(command: F) -> F:
+    """--json, --quiet and --debug; the command receives them as `output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+    @click.option("--quiet", "-q", is_flag=True, help="No progress, no notices: the result alone.")
+    @click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
+    @functools.wraps(command)
+    def with_output(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> Any:
+        del debug  # main.py reads it: it must work even when the options cannot be parsed
+        return command(*args, output=Output(as_json=as_json, quiet=quiet), **kwargs)
+
+    return with_output  # type: ignore[return-value]
+
+
+def save_option(command: F) -> F:
+    """--save: keep the result in a run folder."""
+    return click.option(
+        "--save", is_flag=True, help="Keep the result in .flatout/runs; `flatout report` reads it again."
+    )(command)
+
+
+def save_run(output: Output, command: str, version: int, body: Any) -> None:
+    """Keep a result in a new run folder under the working folder, and tell where."""
+    from pathlib import Path
+
+    from flatout.records.index import RunIndex
+    from flatout.records.places import PROJECT_FOLDER
+    from flatout.records.runs import RunFolder
+
+    root = Path.cwd() / PROJECT_FOLDER
+    folder = RunFolder.create(root, command=command, arguments=tuple(sys.argv[1:]))
+    with folder.writing():
+        folder.write(command, version, body)
+    RunIndex(root, notice=output.notice).add(folder.manifest)
+    output.notice(f"saved as {folder.manifest.id}")

@@ -1,0 +1,60 @@
+"""`flatout report`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.commands import COMMANDS
+from flatout.cli.options import Output, common_options
+
+
+@click.command("report", short_help=COMMANDS["report"].purpose)
+@click.argument("run", required=False)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(".flatout"),
+    show_default=True,
+    help="Where the runs are.",
+)
+@common_options
+def command(output: Output, run: str | None, folder: Path) -> None:
+    """List saved runs, or read one again, on any machine.
+
+    RUN is a run's id, the beginning of one, "latest", or the path of a run folder. Needs neither torch nor
+    a GPU: copy a run folder from the cluster and read it on a laptop.
+
+    \b
+    Examples:
+      flatout report
+      flatout report latest
+      flatout report 20261115-031500-limits-4f2a9c
+      flatout report ~/from-cluster/20261115-031500-limits-4f2a9c --json
+    """
+    from flatout.records.index import RunIndex
+    from flatout.records.limits import Limits
+    from flatout.records.machine import DoctorReport
+    from flatout.records.runs import find_run
+    from flatout.report.doctor import draw_doctor
+    from flatout.report.limits import draw_limits
+    from flatout.report.runs import draw_runs
+
+    if run is None:
+        entries = RunIndex(folder, notice=output.notice).entries()
+        if output.as_json:
+            output.document("runs", 1, {"runs": entries})
+        else:
+            draw_runs(entries, output.console(), folder=str(folder))
+        return
+    found = find_run(folder, run)
+    for name in found.manifest.documents:
+        if name == "doctor":
+            examined = found.read("doctor", 1, DoctorReport)
+            if not output.as_json:
+                draw_doctor(examined, output.console(), problems_only=False)
+        elif name == "limits":
+            measured = found.read("limits", 1, Limits)
+            if not output.as_json:
+                draw_limits(measured, output.console(), page="")
+    if output.as_json:
+        output.document("report", 1, {"run": found.manifest, "documents": found.plain_documents()})

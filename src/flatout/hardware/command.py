@@ -1,0 +1,63 @@
+"""Runs a vendor's command line tool: no shell, a deadline, and a reason instead of an exception."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolOutput:
+    """What a tool printed, or why there is nothing. `text` is None exactly when `reason` is not empty."""
+
+    text: str | None
+    reason: str = ""
+
+
+class RunTool(Protocol):
+    """The edge that tests replace with recorded output."""
+
+    def __call__(self, arguments: Sequence[str], *, timeout_s: float) -> ToolOutput:
+        """Run a tool by name and return its standard output."""
+
+
+def run_tool(arguments: Sequence[str], *, timeout_s: float) -> ToolOutput:
+    """Run `arguments` and return its standard output, or the reason why there is none."""
+    name = arguments[0]
+    path = shutil.which(name)
+    if path is None:
+        return ToolOutput(text=None, reason=f"{name} is not installed")
+    try:
+        child = subprocess.Popen(
+            [path, *arguments[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ToolOutput(text=None, reason=f"{name} could not be started: {error.strerror or error}")
+    with child:
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            end_process_group(child.pid)
+            child.communicate()
+            return ToolOutput(text=None, reason=f"{name} gave no answer within {timeout_s:g} s")
+    if child.returncode != 0:
+        words = err.decode(errors="replace").strip().splitlines()
+        said = f": {words[-1]}" if words else ""
+        return ToolOutput(text=None, reason=f"{name} exited with {child.returncode}{said}")
+    return ToolOutput(text=out.decode(errors="replace"))
+
+
+def end_process_group(leader_pid: int) -> None:
+    """Kill a process that we started in its own session, with everything that it started."""
+    try:
+        os.killpg(leader_pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

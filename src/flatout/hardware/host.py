@@ -1,0 +1,157 @@
+"""The computer around the devices: what the operating system says, and what a container really allows."""
+
+import contextlib
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import psutil
+
+from flatout.records.device import Vendor
+from flatout.records.machine import Host, Place
+from flatout.records.unknown import Readings
+
+_NO_LIMIT = 1 << 60
+_PCI_VENDORS: dict[str, Vendor] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+# PCI class 03xx is a display controller; 0x0380 and 0x1200 are how accelerators without a display appear.
+_PCI_CLASSES = ("0x03", "0x12")
+
+
+class _NotThere(Exception):
+    """A fact that this system does not have; the message says why."""
+
+
+def read_host(*, root: Path = Path("/"), places: tuple[tuple[str, Path], ...] = ()) -> Host:
+    """Read the host. `root` stands for / in tests."""
+    fields = Readings(tolerated=(_NotThere, OSError, psutil.Error, ValueError, AttributeError))
+    fields.read("cpu_count", os.cpu_count)
+    fields.read("cpu_affinity_count", lambda: len(os.sched_getaffinity(0)))
+    fields.read("cpu_quota", lambda: cpu_quota(root))
+    fields.read("cpu_governor", lambda: _text(root, "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    memory = psutil.virtual_memory()
+    fields.read("memory_total_bytes", lambda: memory.total)
+    fields.read("memory_available_bytes", lambda: memory.available)
+    fields.read("memory_limit_bytes", lambda: memory_limit(root, memory.total))
+    fields.read("memory_limit_used_bytes", lambda: _memory_limit_used(root))
+    fields.read("shm_total_bytes", lambda: shutil.disk_usage(_present(root / "dev/shm")).total)
+    fields.read("shm_free_bytes", lambda: shutil.disk_usage(_present(root / "dev/shm")).free)
+    fields.read("container", lambda: _in_container(root))
+    fields.read("pci_gpu_vendors", lambda: pci_gpu_vendors(root))
+    return Host(
+        system=f"{platform.system()} {platform.release()}",
+        python_version=platform.python_version(),
+        places=tuple(read_place(purpose, path) for purpose, path in places),
+        unknown=fields.unknown,
+        **fields.values,
+    )
+
+
+def read_place(purpose: str, path: Path) -> Place:
+    """How much room there is where `path` is or will be, and whether it can be written."""
+    fields = Readings(tolerated=(OSError,))
+    standing = next((parent for parent in (path, *path.parents) if parent.exists()), path)
+    fields.read("free_bytes", lambda: shutil.disk_usage(standing).free)
+    fields.read("total_bytes", lambda: shutil.disk_usage(standing).total)
+    fields.read("writable", lambda: os.access(standing, os.W_OK | os.X_OK))
+    return Place(
+        purpose=purpose,
+        path=str(path),
+        filesystem=_filesystem(standing),
+        unknown=fields.unknown,
+        **fields.values,
+    )
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """CPUs that the control group allows, as a number such as 2.5."""
+    for folder in _cgroup_folders(root):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                return int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        v1 = root / "sys/fs/cgroup/cpu"
+        quota_us = int((v1 / "cpu.cfs_quota_us").read_text())
+        if quota_us > 0:
+            return quota_us / int((v1 / "cpu.cfs_period_us").read_text())
+    raise _NotThere("no CPU limit is set")
+
+
+def memory_limit(root: Path, total_bytes: int) -> int:
+    """Bytes that the control group allows, where that is less than the machine has."""
+    limit = _smallest(root, "memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    if limit is None or limit >= min(_NO_LIMIT, total_bytes):
+        raise _NotThere("no memory limit is set")
+    return limit
+
+
+def _memory_limit_used(root: Path) -> int:
+    used = _smallest(root, "memory.current", "sys/fs/cgroup/memory/memory.usage_in_bytes")
+    if used is None:
+        raise _NotThere("no memory control group")
+    return used
+
+
+def _smallest(root: Path, name_v2: str, path_v1: str) -> int | None:
+    found = []
+    for file in (*(folder / name_v2 for folder in _cgroup_folders(root)), root / path_v1):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(file.read_text()))
+    return min(found, default=None)
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """This process's cgroup v2 folder and its parents: the tightest limit on the way up holds."""
+    base = root / "sys/fs/cgroup"
+    own = "/"
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                own = line[3:]
+    folder = base / own.lstrip("/")
+    above = [parent for parent in folder.parents if parent == base or base in parent.parents]
+    return [folder, *above]
+
+
+def pci_gpu_vendors(root: Path = Path("/")) -> tuple[Vendor, ...]:
+    """Vendors of the GPUs on the PCI bus: hardware that is there even when no driver is."""
+    devices = _present(root / "sys/bus/pci/devices")
+    found: set[Vendor] = set()
+    for device in devices.iterdir():
+        with contextlib.suppress(OSError):
+            kind = (device / "class").read_text().strip()
+            vendor = _PCI_VENDORS.get((device / "vendor").read_text().strip())
+            if vendor is not None and kind.startswith(_PCI_CLASSES):
+                found.add(vendor)
+    return tuple(sorted(found))
+
+
+def _in_container(root: Path) -> bool:
+    if sys.platform != "linux":
+        return False
+    marks = (root / ".dockerenv", root / "run/.containerenv")
+    return any(mark.exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _filesystem(path: Path) -> str:
+    """The kind of file system that a path lies on, such as "ext4", "nfs" or "overlay"."""
+    best, kind = "", ""
+    for partition in psutil.disk_partitions(all=True):
+        inside = (
+            str(path).startswith(partition.mountpoint.rstrip("/") + "/") or str(path) == partition.mountpoint
+        )
+        if (inside or partition.mountpoint == "/") and len(partition.mountpoint) >= len(best):
+            best, kind = partition.mountpoint, partition.fstype
+    return kind
+
+
+def _present(path: Path) -> Path:
+    if not path.exists():
+        raise _NotThere(f"{path} does not exist on this system")
+    return path
+
+
+def _text(root: Path, name: str) -> str:
+    return _present(root / name).read_text().strip()

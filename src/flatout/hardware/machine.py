@@ -1,0 +1,136 @@
+"""Gathers a whole machine at once: devices of all vendors, host, frameworks, settings."""
+
+import dataclasses
+import getpass
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from flatout.hardware.amd.source import AmdSource
+from flatout.hardware.apple import AppleSource
+from flatout.hardware.cpu import CpuSource
+from flatout.hardware.frameworks import FRAMEWORKS, probe_framework
+from flatout.hardware.host import read_host
+from flatout.hardware.intel import IntelSource
+from flatout.hardware.kernel_log import kernel_xids
+from flatout.hardware.nvidia.source import NvidiaSource
+from flatout.hardware.protocol import DeviceSource
+from flatout.records.device import Device, DeviceSample
+from flatout.records.machine import Framework, FrameworkName, Machine, VendorStatus
+
+# Variables that change how a job runs. Values that could be secret are never taken.
+_RELEVANT = re.compile(
+    r"(CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|OMP|KMP|GOMP|MKL|OPENBLAS|"
+    r"NUMEXPR|HIP|ROCR|HSA|AMD|MIOPEN|ZE|SYCL|XLA|TF|JAX|GLOO|MALLOC)_|(LD_PRELOAD|PYTHON(MALLOC|DEVMODE))$"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+
+
+def default_sources() -> list[DeviceSource]:
+    """Every vendor that we know, the CPU last."""
+    return [NvidiaSource(), AmdSource(), IntelSource(), AppleSource(), CpuSource()]
+
+
+def discover_devices(
+    sources: Sequence[DeviceSource],
+) -> tuple[list[Device], list[DeviceSample], list[VendorStatus]]:
+    """All devices, a sample of each, and how each vendor's driver answered."""
+    devices: list[Device] = []
+    samples: list[DeviceSample] = []
+    vendors: list[VendorStatus] = []
+    for source in sources:
+        found = source.discover()
+        devices += found.devices
+        samples += source.sample(found.devices)
+        vendors += [
+            VendorStatus(vendor=source.vendor, problem_code=p.code, problem=p.evidence, fix=p.fix)
+            for p in found.problems
+        ] or [VendorStatus(vendor=source.vendor, absent_reason=found.absent_reason)]
+    return devices, samples, vendors
+
+
+def gather_machine(
+    *,
+    sources: Sequence[DeviceSource] | None = None,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    frameworks: Sequence[FrameworkName] = FRAMEWORKS,
+    on_done: Callable[[str], None] = lambda _what: None,
+) -> Machine:
+    """Everything that the checks need. The slow parts run beside each other; `on_done` hears of each."""
+    environment = os.environ if environment is None else environment
+    own = default_sources() if sources is None else list(sources)
+
+    def probe(name: FrameworkName) -> Framework:
+        found = probe_framework(name, python=python)
+        on_done(name)
+        return found
+
+    try:
+        with ThreadPoolExecutor(max_workers=len(frameworks) + 2) as pool:
+            asked = [pool.submit(probe, name) for name in frameworks]
+            log = pool.submit(kernel_xids)
+            devices, samples, vendors = discover_devices(own)
+            on_done("devices")
+            host = read_host(places=important_places(environment))
+            xids, log_reason = log.result()
+            found = tuple(future.result() for future in asked)
+    finally:
+        for source in own:
+            source.close()
+    return Machine(
+        devices=tuple(with_torch_memory(device, found) for device in devices),
+        samples=tuple(samples),
+        vendors=tuple(vendors),
+        host=host,
+        frameworks=found,
+        environment=relevant_environment(environment),
+        kernel_xids=xids,
+        unknown={} if xids is not None else {"kernel_xids": log_reason},
+    )
+
+
+def with_torch_memory(device: Device, frameworks: Sequence[Framework]) -> Device:
+    """Where the vendor's tool has no figure (unified memory), torch's is taken and labelled."""
+    if device.memory_total_bytes is not None or device.vendor == "cpu":
+        return device
+    for framework in frameworks:
+        for proof in framework.proofs:
+            same = proof.uuid is not None and device.uuid is not None and device.uuid.endswith(proof.uuid)
+            if (same or proof.name == device.name) and proof.memory_total_bytes is not None:
+                unknown = {k: why for k, why in device.unknown.items() if k != "memory_total_bytes"}
+                return dataclasses.replace(
+                    device,
+                    memory_total_bytes=proof.memory_total_bytes,
+                    memory_source=f"{framework.name}, shared with the CPU",
+                    unknown=unknown,
+                )
+    return device
+
+
+def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change how a job runs, without anything that looks secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _RELEVANT.match(name) and not _SECRET.search(name)
+    }
+
+
+def important_places(environment: Mapping[str, str]) -> tuple[tuple[str, Path], ...]:
+    """The folders that a job fills: where it runs, temporary files, the compile caches."""
+    temporary = Path(tempfile.gettempdir())
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    inductor = environment.get("TORCHINDUCTOR_CACHE_DIR") or str(temporary / f"torchinductor_{user}")
+    return (
+        ("working folder", Path.cwd()),
+        ("temporary files", temporary),
+        ("compile cache", Path(inductor)),
+    )

@@ -1,0 +1,268 @@
+"""What an NVIDIA GPU is doing now: one `DeviceSample` from an NVML handle."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from flatout.hardware.nvidia.gpm import FIELDS as GPM_FIELDS
+from flatout.hardware.nvidia.gpm import GpmReader
+from flatout.hardware.nvidia.reading import first_of, nvml_readings, text
+from flatout.hardware.nvidia.session import INVALID_ARGUMENT, NOT_SUPPORTED, error_code
+from flatout.hardware.nvidia.throttle import decode_reasons
+from flatout.hardware.processes import describe_process
+from flatout.records.device import Device, DeviceProcess, DeviceSample, GpuLink
+from flatout.records.unknown import Readings
+
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_ECC_CORRECTED, _ECC_UNCORRECTED = 0, 1
+_SINCE_BOOT, _LIFETIME = 0, 1
+_NVLINKS_MAX = 18
+_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+_MHZ = 1_000_000
+_DEVICE_PATHS = ("/dev/nvidia",)
+_PARENT_ONLY = "a MIG instance has no reading of its own for this"
+_MIG_PARENT = "MIG is on: activity belongs to the instances"
+
+# What a MIG instance has for itself; everything else is its parent's.
+_MIG_FIELDS = frozenset({"memory_used_bytes", "memory_free_bytes", "processes", "ecc_enabled"})
+
+
+def read_sample(
+    library: Any, handle: Any, device: Device, gpm: GpmReader | None, taken_at_unix_s: float
+) -> DeviceSample:
+    """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer."""
+    fields = nvml_readings(library)
+    _read_memory(library, handle, fields)  # also the heartbeat: a lost GPU raises here
+    _read_processes(library, handle, fields)
+    if device.parent_uuid:
+        return _mig_sample(device, fields, taken_at_unix_s)
+    _read_activity(library, handle, device, gpm, fields)
+    _read_clocks(library, handle, fields)
+    _read_power_and_heat(library, handle, fields)
+    _read_links(library, handle, fields)
+    _read_memory_errors(library, handle, fields)
+    fields.read("persistence_mode", lambda: bool(library.nvmlDeviceGetPersistenceMode(handle)))
+    fields.read("compute_mode", lambda: _COMPUTE_MODES.get(library.nvmlDeviceGetComputeMode(handle)))
+    return DeviceSample(
+        index=device.index,
+        uuid=device.uuid,
+        taken_at_unix_s=taken_at_unix_s,
+        unknown=fields.unknown,
+        **fields.values,
+    )
+
+
+def _mig_sample(device: Device, fields: Readings, taken_at_unix_s: float) -> DeviceSample:
+    own = fields.only(_MIG_FIELDS)
+    identity = {"index", "uuid", "taken_at_unix_s", "unknown", "state", "state_reason", "activity_source"}
+    for field in DeviceSample.__dataclass_fields__:
+        if field not in identity and field not in own.values:
+            own.absent(field, _PARENT_ONLY)
+    return DeviceSample(
+        index=device.index,
+        uuid=device.uuid,
+        taken_at_unix_s=taken_at_unix_s,
+        unknown=own.unknown,
+        **own.values,
+    )
+
+
+def _read_memory(library: Any, handle: Any, fields: Readings) -> None:
+    version = getattr(library, "nvmlMemory_v2", None)
+
+    def newer() -> Any:
+        if version is None:
+            raise AttributeError
+        return library.nvmlDeviceGetMemoryInfo(handle, version)
+
+    try:
+        # The newer call leaves the driver's own reserve out of "used", as nvidia-smi does.
+        memory = first_of(newer, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+    except library.NVMLError as error:
+        if error_code(error) != NOT_SUPPORTED:
+            raise
+        reason = "the GPU shares the machine's memory: NVML has no figure for it"
+        fields.absent("memory_used_bytes", reason)
+        fields.absent("memory_free_bytes", reason)
+        return
+    fields.read("memory_used_bytes", lambda: int(memory.used))
+    fields.read("memory_free_bytes", lambda: int(memory.free))
+
+
+def _read_activity(
+    library: Any, handle: Any, device: Device, gpm: GpmReader | None, fields: Readings
+) -> None:
+    if device.mig_enabled:
+        for field in ("kernel_running_share", *GPM_FIELDS):
+            fields.absent(field, _MIG_PARENT)
+        return
+    within = (lambda share: 0 <= share <= 1,)
+    try:
+        rates = library.nvmlDeviceGetUtilizationRates(handle)
+        fields.read("kernel_running_share", lambda: rates.gpu / 100, valid=within[0])
+        fields.read("memory_bus_active_share", lambda: rates.memory / 100, valid=within[0])
+        fields.give("activity_source", "nvml utilization")
+    except library.NVMLError as error:
+        fields.absent("kernel_running_share", f"NVML answered: {error}")
+        fields.absent("memory_bus_active_share", f"NVML answered: {error}")
+    _read_gpm(library, gpm, fields)
+
+
+def _read_gpm(library: Any, gpm: GpmReader | None, fields: Readings) -> None:
+    own = ("sm_active_share", "sm_occupancy_share", "tensor_active_share")
+    if gpm is None or not gpm.supported:
+        for field in own:
+            fields.absent(field, "needs NVML's GPM counters: Hopper or newer, with permission")
+        return
+    try:
+        shares = gpm.read()
+    except library.NVMLError as error:
+        for field in own:
+            fields.absent(field, f"NVML's GPM counters answered: {error}")
+        return
+    for field in own:
+        if field not in shares:
+            fields.absent(field, "GPM compares two samples, and this is the first")
+    for field, share in shares.items():
+        fields.give(field, share)
+    if shares:
+        fields.unknown.pop("memory_bus_active_share", None)
+        fields.give("activity_source", "nvml utilization, nvml gpm")
+
+
+def _read_clocks(library: Any, handle: Any, fields: Readings) -> None:
+    fields.read("clock_compute_hz", lambda: _MHZ * library.nvmlDeviceGetClockInfo(handle, _CLOCK_SM))
+    fields.read("clock_memory_hz", lambda: _MHZ * library.nvmlDeviceGetClockInfo(handle, _CLOCK_MEMORY))
+    fields.read(
+        "performance_state",
+        lambda: int(library.nvmlDeviceGetPerformanceState(handle)),
+        valid=lambda p: p < 16,
+    )
+    mask = fields.read(
+        "throttle_reasons",
+        lambda: first_of(
+            lambda: int(library.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+            lambda: int(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        ),
+    )
+    if mask is not None:
+        fields.give("throttle_reasons", decode_reasons(mask))
+
+
+def _read_power_and_heat(library: Any, handle: Any, fields: Readings) -> None:
+    fields.read("power_draw_mw", lambda: int(library.nvmlDeviceGetPowerUsage(handle)))
+    fields.read(
+        "power_limit_mw",
+        lambda: first_of(
+            lambda: int(library.nvmlDeviceGetEnforcedPowerLimit(handle)),
+            lambda: int(library.nvmlDeviceGetPowerManagementLimit(handle)),
+        ),
+    )
+    fields.read("energy_total_mj", lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
+    fields.read(
+        "temperature_c", lambda: int(library.nvmlDeviceGetTemperature(handle, 0)), valid=_plausible_heat
+    )
+    fields.read("temperature_memory_c", lambda: _memory_temperature(library, handle), valid=_plausible_heat)
+    fields.read("fan_speed_share", lambda: library.nvmlDeviceGetFanSpeed(handle) / 100)
+
+
+def _plausible_heat(celsius: int) -> bool:
+    return 0 < celsius < 150
+
+
+def _memory_temperature(library: Any, handle: Any) -> int:
+    [value] = library.nvmlDeviceGetFieldValues(handle, [library.NVML_FI_DEV_MEMORY_TEMP])
+    if value.nvmlReturn != 0:
+        raise library.NVMLError(value.nvmlReturn)
+    return int(value.value.uiVal)
+
+
+def _read_links(library: Any, handle: Any, fields: Readings) -> None:
+    fields.read("pcie_generation", lambda: int(library.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
+    fields.read("pcie_width", lambda: int(library.nvmlDeviceGetCurrPcieLinkWidth(handle)))
+    # NVML answers in KB/s over its own 20 ms window.
+    fields.read("pcie_sent_bytes_per_s", lambda: 1000 * library.nvmlDeviceGetPcieThroughput(handle, 0))
+    fields.read("pcie_received_bytes_per_s", lambda: 1000 * library.nvmlDeviceGetPcieThroughput(handle, 1))
+    fields.read("gpu_links", lambda: _nvlinks(library, handle))
+
+
+def _nvlinks(library: Any, handle: Any) -> tuple[GpuLink, ...]:
+    links = []
+    for number in range(_NVLINKS_MAX):
+        try:
+            active = bool(library.nvmlDeviceGetNvLinkState(handle, number))
+        except library.NVMLError as error:
+            if number and error_code(error) in (INVALID_ARGUMENT, NOT_SUPPORTED):
+                break
+            raise
+        own = nvml_readings(library)
+        own.read("version", partial(_nvlink_version, library, handle, number))
+        own.read("remote", partial(_nvlink_remote, library, handle, number))
+        links.append(GpuLink(link=number, active=active, unknown=own.unknown, **own.values))
+    return tuple(links)
+
+
+def _nvlink_version(library: Any, handle: Any, number: int) -> str:
+    return str(library.nvmlDeviceGetNvLinkVersion(handle, number))
+
+
+def _nvlink_remote(library: Any, handle: Any, number: int) -> str:
+    return text(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower()
+
+
+def _ecc_errors(library: Any, handle: Any, kind: int, period: int) -> int:
+    return int(library.nvmlDeviceGetTotalEccErrors(handle, kind, period))
+
+
+def _read_memory_errors(library: Any, handle: Any, fields: Readings) -> None:
+    fields.read("ecc_enabled", lambda: bool(library.nvmlDeviceGetEccMode(handle)[0]))
+    for field, kind, period in (
+        ("ecc_corrected_since_boot", _ECC_CORRECTED, _SINCE_BOOT),
+        ("ecc_uncorrected_since_boot", _ECC_UNCORRECTED, _SINCE_BOOT),
+        ("ecc_uncorrected_lifetime", _ECC_UNCORRECTED, _LIFETIME),
+    ):
+        fields.read(field, partial(_ecc_errors, library, handle, kind, period))
+    try:
+        corrected, uncorrected, pending, failed = library.nvmlDeviceGetRemappedRows(handle)
+    except (library.NVMLError, AttributeError):
+        _read_retired_pages(library, handle, fields)
+        return
+    fields.give("memory_rows_remapped", int(corrected) + int(uncorrected))
+    fields.give("memory_repair_pending", bool(pending))
+    fields.give("memory_repair_failed", bool(failed))
+
+
+def _read_retired_pages(library: Any, handle: Any, fields: Readings) -> None:
+    """Before Ampere, GPUs retire pages instead of remapping rows."""
+    fields.read(
+        "memory_rows_remapped",
+        lambda: sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in (0, 1)),
+    )
+    fields.read("memory_repair_pending", lambda: bool(library.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+    fields.absent("memory_repair_failed", "this GPU has no row remapper")
+
+
+def _read_processes(library: Any, handle: Any, fields: Readings) -> None:
+    def listed(new: str, old: str) -> Callable[[], Any]:
+        return lambda: first_of(lambda: getattr(library, new)(handle), lambda: getattr(library, old)(handle))
+
+    compute = listed("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
+    graphics = listed("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+
+    def processes() -> tuple[DeviceProcess, ...]:
+        found: dict[int, DeviceProcess] = {}
+        kinds: tuple[tuple[Literal["graphics", "compute"], Callable[[], Any]], ...]
+        kinds = (("graphics", graphics), ("compute", compute))
+        for kind, call in kinds:
+            for entry in call():
+                found[entry.pid] = describe_process(
+                    int(entry.pid), kind=kind, memory_bytes=_held(entry), device_paths=_DEVICE_PATHS
+                )
+        return tuple(found.values())
+
+    fields.read("processes", processes)
+
+
+def _held(entry: Any) -> int | None:
+    held = entry.usedGpuMemory
+    return None if held is None or held >= 1 << 62 else int(held)

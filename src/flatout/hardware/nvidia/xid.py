@@ -1,0 +1,71 @@
+"""Counts Xid errors (the driver's critical events) per GPU while we run; a driver reload keeps the count."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from flatout.hardware.nvidia.reading import text
+from flatout.hardware.nvidia.session import TIMEOUT, error_code
+
+# A burst longer than this is read on in the next poll, so that one poll stays short.
+_EVENTS_PER_POLL = 64
+
+
+@dataclasses.dataclass
+class _Count:
+    total: int = 0
+    last: int | None = None
+
+
+class XidCounter:
+    """One event set per session; counts are kept by UUID, outside of any session."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._counts: dict[str, _Count] = {}
+        self._watched: set[str] = set()
+        self._event_set: Any = None
+
+    def watch(self, handles: Iterable[tuple[str, Any]]) -> None:
+        """Register the devices of a new session. A device that cannot be watched keeps an unknown count."""
+        self._event_set = self._library.nvmlEventSetCreate()
+        self._watched = set()
+        for uuid, handle in handles:
+            try:
+                self._library.nvmlDeviceRegisterEvents(
+                    handle, self._library.nvmlEventTypeXidCriticalError, self._event_set
+                )
+            except self._library.NVMLError:
+                continue  # MIG instances and some virtual GPUs have no events
+            self._watched.add(uuid)
+            self._counts.setdefault(uuid, _Count())
+
+    @property
+    def watching(self) -> bool:
+        """False before the first session and after each loss of one."""
+        return self._event_set is not None
+
+    def poll(self) -> None:
+        """Take what has happened since the last poll; does not wait."""
+        if self._event_set is None:
+            return
+        for _ in range(_EVENTS_PER_POLL):
+            try:
+                event = self._library.nvmlEventSetWait_v2(self._event_set, 0)
+                uuid = text(self._library.nvmlDeviceGetUUID(event.device))
+            except self._library.NVMLError as error:
+                if error_code(error) != TIMEOUT:
+                    self._event_set = None
+                return
+            count = self._counts.setdefault(uuid, _Count())
+            count.total += 1
+            count.last = int(event.eventData)
+
+    def count(self, uuid: str) -> tuple[int, int | None] | None:
+        """(how many, the last one) since we began, or None where this device was never watched."""
+        known = self._counts.get(uuid)
+        return (known.total, known.last) if known is not None else None
+
+    def forget_session(self) -> None:
+        """The session is gone, and its event set with it; the counts stay."""
+        self._event_set = None

@@ -1,0 +1,1 @@
+"""What a device can really do: measured in a child process, kept per device, driver and torch."""

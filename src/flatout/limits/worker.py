@@ -1,0 +1,164 @@
+"""The child process that measures one device with torch and reports each stage on a pipe, as JSON lines.
+
+A crash in a driver, an out-of-memory or a hang ends this process and not the user's command.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from flatout.limits.host_link import measure_host_link
+from flatout.limits.launch import graph_node_seconds, item_seconds, launch_seconds
+from flatout.limits.matmul import (
+    CPU_DTYPES,
+    CPU_SHAPES,
+    GPU_DTYPES,
+    GPU_SHAPES,
+    SUSTAINED_DTYPES,
+    CannotMultiply,
+    measure_dtype,
+    sustained,
+    why_not,
+)
+from flatout.limits.memory import measure_memory
+from flatout.limits.timing import Stopwatch
+from flatout.records.limits import MatmulResult, Measured
+from flatout.records.rated import Dtype
+
+_SUSTAIN_S = 1.2
+_ONLY_ON_GPU = "the CPU is the host: there is no link, launch queue or graph to measure"
+
+
+class Measurement:
+    """Collects one device's ceilings stage by stage; a stage that fails leaves its fields unknown."""
+
+    def __init__(self, torch: Any, device: str, send: Callable[[dict[str, Any]], None]) -> None:
+        self._torch = torch
+        self._device = device
+        self._watch = Stopwatch(torch, device)
+        self._send = send
+        self._matmuls: list[MatmulResult] = []
+        self._best: dict[Dtype, float] = {}
+        self._sustained: dict[Dtype, float] = {}
+        self._fields: dict[str, float] = {}
+        self._unknown: dict[str, str] = {}
+
+    def run(self, dtypes: tuple[Dtype, ...]) -> None:
+        """Every stage, then the result."""
+        started = time.perf_counter()
+        stages: list[tuple[str, Callable[[], None]]] = [
+            ("launch cost", self._launch),
+            ("host link", self._host_link),
+            ("memory bandwidth", self._memory),
+            *((f"{dtype} products", lambda d=dtype: self._matmul(d)) for dtype in dtypes),
+        ]
+        for done, (name, stage) in enumerate(stages):
+            self._send({"event": "stage", "name": name, "done": done, "total": len(stages)})
+            stage()
+            self._free()
+        measured = Measured(
+            matmul_flops_per_s=self._best,
+            matmul_sustained_flops_per_s=self._sustained,
+            unknown=self._unknown,
+            **self._fields,
+        )
+        self._send(
+            {
+                "event": "done",
+                "measured": measured,
+                "matmuls": self._matmuls,
+                "took_s": time.perf_counter() - started,
+            }
+        )
+
+    def _matmul(self, dtype: Dtype) -> None:
+        reason = why_not(self._torch, self._device, dtype)
+        on_cpu = self._watch.on_cpu
+        if reason:
+            self._unknown[f"matmul_flops_per_s.{dtype}"] = reason
+            return
+        try:
+            results = list(
+                measure_dtype(
+                    self._torch, self._device, self._watch, dtype, CPU_SHAPES if on_cpu else GPU_SHAPES
+                )
+            )
+        except CannotMultiply as error:
+            self._unknown[f"matmul_flops_per_s.{dtype}"] = str(error)
+            return
+        self._matmuls += results
+        best = max(results, key=lambda result: result.flops_per_s)
+        self._best[dtype] = best.flops_per_s
+        if dtype in SUSTAINED_DTYPES and not on_cpu:
+            self._sustained[dtype] = sustained(self._torch, self._device, self._watch, best, _SUSTAIN_S)
+
+    def _memory(self) -> None:
+        names = ("memory_copy_bytes_per_s", "memory_read_bytes_per_s", "memory_triad_bytes_per_s")
+        self._take((*names, "memory_bytes_per_s"), self._read_memory)
+
+    def _read_memory(self) -> dict[str, float]:
+        rates = dict(measure_memory(self._torch, self._device, self._watch))
+        return {**rates, "memory_bytes_per_s": max(rates.values())}
+
+    def _host_link(self) -> None:
+        names = tuple(
+            f"{way}_{kind}_bytes_per_s" for way in ("h2d", "d2h") for kind in ("pinned", "pageable")
+        )
+        if self._watch.on_cpu:
+            self._unknown.update(dict.fromkeys(names, _ONLY_ON_GPU))
+            return
+        self._take(names, lambda: dict(measure_host_link(self._torch, self._device, self._watch)))
+
+    def _launch(self) -> None:
+        self._take(
+            ("launch_s",), lambda: {"launch_s": launch_seconds(self._torch, self._device, self._watch)}
+        )
+        self._take(("item_s",), lambda: {"item_s": item_seconds(self._torch, self._device, self._watch)})
+        if self._device.startswith("cuda"):
+            self._take(("graph_node_s",), lambda: {"graph_node_s": graph_node_seconds(self._torch)})
+        else:
+            self._unknown["graph_node_s"] = "graphs are CUDA's"
+
+    def _take(self, names: tuple[str, ...], read: Callable[[], dict[str, float]]) -> None:
+        try:
+            self._fields.update(read())
+        except (RuntimeError, NotImplementedError, AttributeError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self._unknown.update(dict.fromkeys(names, lines[0]))
+
+    def _free(self) -> None:
+        kind = self._device.split(":", maxsplit=1)[0]
+        if kind in ("cuda", "xpu", "mps"):
+            getattr(self._torch, kind).empty_cache()
+
+
+def default_dtypes(device: str) -> tuple[Dtype, ...]:
+    """The precisions that are tried on a device."""
+    return CPU_DTYPES if device == "cpu" else GPU_DTYPES
+
+
+def main(pipe: int, device: str, dtypes: tuple[Dtype, ...]) -> None:
+    """Measure `device` and write JSON lines to the file descriptor `pipe`."""
+
+    def send(event: dict[str, Any]) -> None:
+        os.write(pipe, msgspec.json.encode(event) + b"\n")
+
+    send({"event": "stage", "name": "import torch", "done": 0, "total": len(dtypes) + 3})
+    import torch
+
+    if device != "cpu":
+        kind = device.split(":", maxsplit=1)[0]
+        module = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+        if not module.is_available():
+            send({"event": "refused", "reason": f"torch {torch.__version__} cannot use {kind} here"})
+            return
+    with torch.inference_mode():
+        Measurement(torch, device, send).run(dtypes or default_dtypes(device))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], tuple(sys.argv[3:]))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What passes between the rooms: frozen records, units, errors, and the run folder."""

@@ -1,0 +1,58 @@
+"""Writes a file so that a crash at any instant leaves the old one or the new one, never a part."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from flatout.records.errors import CannotWrite
+
+_REMEDY = "free some room or choose a folder that this user may write to"
+
+
+def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY) -> None:
+    """Write beside `path`, sync, rename over it, sync the folder. A failure leaves no temporary file."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise CannotWrite(path, error, remedy=remedy) from error
+
+
+def ensure_writable(folder: Path, *, remedy: str) -> None:
+    """Find out now, before an hour of work, whether results can be kept in `folder`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CannotWrite(folder, error, remedy=remedy) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return  # some network disks cannot sync a folder; the file itself is synced
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    # The only way to read it is to set it; mkstemp's 0600 would hide run folders from a team.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,114 @@
+"""Reads the user's TOML files strictly: a wrong key, type or value is named with its line."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from flatout.records.errors import BadConfig, CannotWrite, EnvironmentProblem, nearest
+
+T = TypeVar("T")
+
+_STEP = re.compile(r"\.([A-Za-z0-9_-]+)|\[(\d+)\]")
+
+
+def read_toml(path: Path, record: type[T], *, remedy: str) -> T:
+    """The record that the file describes. `record` is a msgspec Struct with forbid_unknown_fields."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadConfig(path, "not UTF-8 text", expected="a TOML file", remedy=remedy) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = _line_in(str(error))
+        raise BadConfig(
+            path, f"not TOML: {error}", expected="a TOML file", remedy=remedy, line=line
+        ) from error
+    try:
+        return msgspec.convert(plain, record)
+    except msgspec.ValidationError as error:
+        raise _explain(path, text, str(error), record, remedy) from error
+
+
+def _unreadable(path: Path, error: OSError) -> EnvironmentProblem | BadConfig:
+    if isinstance(error, FileNotFoundError):
+        return BadConfig(path, "no such file", expected="a TOML file", remedy="check the path")
+    return CannotWrite(path, error, remedy="make the file readable for this user")
+
+
+def _explain(path: Path, text: str, problem: str, record: type, remedy: str) -> BadConfig:
+    """msgspec says "Object contains unknown field `x` - at `$.price[3]`"; find the line that it means."""
+    place = re.search(r" - at `\$?(.*?)`$", problem)
+    steps = _STEP.findall(place[1]) if place else []
+    unknown = re.search(r"unknown field `([^`]+)`", problem)
+    names = [name for name, _ in steps if name] + ([unknown[1]] if unknown else [])
+    key = names[-1] if names else ""
+    said = problem.split(" - at `", 1)[0]
+    if unknown:
+        valid = sorted(_fields_below(record))
+        near = nearest(unknown[1], valid)
+        remedy = f"did you mean {near!r}?" if near else remedy
+        return BadConfig(
+            path,
+            "unknown key",
+            expected=f"one of: {', '.join(valid)}",
+            remedy=remedy,
+            key=key,
+            line=_line_of(text, steps, key),
+        )
+    return BadConfig(
+        path, said, expected=_expectation(said), remedy=remedy, key=key, line=_line_of(text, steps, key)
+    )
+
+
+def _expectation(said: str) -> str:
+    wanted = re.match(r"Expected (.*?), got", said)
+    return wanted[1] if wanted else "a value as the documentation describes it"
+
+
+def _fields_below(record: type) -> set[str]:
+    """Every field name that may stand in the file, at any depth."""
+    found: set[str] = set()
+    pending = [msgspec.inspect.type_info(record)]
+    while pending:
+        info = pending.pop()
+        if isinstance(info, msgspec.inspect.StructType):
+            found |= {field.encode_name for field in info.fields}
+            pending += [field.type for field in info.fields]
+        elif isinstance(info, msgspec.inspect.CollectionType):
+            pending.append(info.item_type)
+        elif isinstance(info, msgspec.inspect.DictType):
+            pending.append(info.value_type)
+        elif isinstance(info, msgspec.inspect.UnionType):
+            pending += info.types
+    return found
+
+
+def _line_of(text: str, steps: list[tuple[str, str]], key: str) -> int | None:
+    """The line of `key`, inside the n-th [[table]] that the path goes through."""
+    lines = text.splitlines()
+    start = 0
+    table = ""
+    for name, place in steps:
+        if name:
+            table = name
+        elif place:
+            heads = [
+                n for n, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{re.escape(table)}\s*\]\]", line)
+            ]
+            start = heads[int(place)] if int(place) < len(heads) else start
+    pattern = re.compile(rf"\s*(\[+\s*(?:[\w-]+\.)*)?[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)")
+    for number in range(start, len(lines)):
+        if key and pattern.match(lines[number]):
+            return number + 1
+    return start + 1 if steps else None
+
+
+def _line_in(message: str) -> int | None:
+    found = re.search(r"at line (\d+)", message)
+    return int(found[1]) if found else None

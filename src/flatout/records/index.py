@@ -1,0 +1,152 @@
+"""A SQLite index of the runs in a folder, so that listing thousands of them stays quick.
+
+The run folders are the truth and the index only a copy: a corrupt one is set aside and made again, a disk
+that cannot lock is listed from the folders, and one that a newer Flatout made is refused, not rewritten.
+"""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from flatout.records.errors import FlatoutError, ForeignVersion
+from flatout.records.runs import RunFolder, RunManifest, runs_under
+
+T = TypeVar("T")
+
+INDEX_VERSION = 1
+FILE = "index.sqlite"
+_BUSY_TIMEOUT_S = 5.0
+_CREATE = """
+CREATE TABLE IF NOT EXISTS runs (
+    id TEXT PRIMARY KEY, command TEXT NOT NULL, created_at TEXT NOT NULL,
+    host TEXT NOT NULL, flatout_version TEXT NOT NULL, status TEXT NOT NULL
+)"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """One line in a list of runs."""
+
+    id: str
+    command: str
+    created_at: str
+    host: str
+    flatout_version: str
+    status: str
+
+
+class RunIndex:
+    """The index of the runs under one `.flatout` folder. `notice` hears of every repair, once."""
+
+    def __init__(
+        self, root: Path, *, notice: Callable[[str], None], busy_timeout_s: float = _BUSY_TIMEOUT_S
+    ) -> None:
+        self._root = root
+        self._path = root / FILE
+        self._notice = notice
+        self._busy_timeout_s = busy_timeout_s
+
+    def add(self, manifest: RunManifest) -> None:
+        """Put a run in, or its new state. Failing to do so is said, and loses nothing."""
+        row = _entry(manifest)
+
+        def insert(database: sqlite3.Connection) -> None:
+            database.execute(
+                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", tuple(dataclasses.astuple(row))
+            )
+
+        self._with_database(insert, fallback=lambda: None)
+
+    def entries(self) -> list[RunEntry]:
+        """All runs, newest first."""
+        return self._with_database(self._select, fallback=self._from_folders)
+
+    def _select(self, database: sqlite3.Connection) -> list[RunEntry]:
+        self._catch_up(database)
+        rows = database.execute("SELECT * FROM runs ORDER BY created_at DESC, id DESC").fetchall()
+        return [
+            RunEntry(
+                id=row[0],
+                command=row[1],
+                created_at=row[2],
+                host=row[3],
+                flatout_version=row[4],
+                status=row[5],
+            )
+            for row in rows
+        ]
+
+    def _catch_up(self, database: sqlite3.Connection) -> None:
+        """Add folders that were copied here, drop those that were deleted, refresh those still running."""
+        known = dict(database.execute("SELECT id, status FROM runs").fetchall())
+        present = {path.name: path for path in runs_under(self._root)}
+        for gone in known.keys() - present.keys():
+            database.execute("DELETE FROM runs WHERE id = ?", (gone,))
+        for name, path in present.items():
+            if known.get(name, "running") == "running":
+                for entry in _read(path):
+                    database.execute(
+                        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry)
+                    )
+
+    def _from_folders(self) -> list[RunEntry]:
+        return [entry for path in runs_under(self._root) for entry in _read(path)]
+
+    def _with_database(self, work: Callable[[sqlite3.Connection], T], *, fallback: Callable[[], T]) -> T:
+        for attempt in (1, 2):
+            try:
+                with self._connect() as database:
+                    return work(database)
+            except sqlite3.OperationalError as error:
+                # Locked for longer than the timeout, or a disk that cannot lock at all.
+                self._notice(f"the index of runs cannot be used ({error}): reading the folders instead")
+                return fallback()
+            except sqlite3.DatabaseError as error:
+                if attempt == 2:
+                    self._notice(f"the index of runs cannot be made again ({error})")
+                    return fallback()
+                self._set_aside(error)
+        raise AssertionError("unreachable")
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        # Opening, not creating, when the folder is missing: listing must not leave an empty folder behind.
+        if not self._root.is_dir():
+            raise sqlite3.OperationalError("no runs here yet")
+        with contextlib.closing(sqlite3.connect(self._path, timeout=self._busy_timeout_s)) as database:
+            found = database.execute("PRAGMA user_version").fetchone()[0]
+            if found > INDEX_VERSION:
+                raise ForeignVersion(self._path, found, readable=f"version {INDEX_VERSION}")
+            with database:
+                database.execute(_CREATE)
+                database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
+                yield database
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self._path.with_name(f"{FILE}.corrupt-{int(time.time())}")
+        self._path.replace(aside)
+        self._notice(
+            f"the index of runs was damaged ({error}): kept as {aside.name}, made again from the folders"
+        )
+
+
+def _entry(manifest: RunManifest) -> RunEntry:
+    return RunEntry(
+        id=manifest.id,
+        command=manifest.command,
+        created_at=manifest.created_at.astimezone(dt.UTC).isoformat(timespec="seconds"),
+        host=manifest.host,
+        flatout_version=manifest.flatout_version,
+        status=manifest.status,
+    )
+
+
+def _read(path: Path) -> Iterator[RunEntry]:
+    """The entry of a folder; nothing for one that we cannot read."""
+    with contextlib.suppress(FlatoutError):
+        yield _entry(RunFolder.open(path).manifest)

@@ -1,0 +1,60 @@
+"""One writer a folder: a lock that the kernel takes back when its holder dies, however it dies."""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.records.errors import CannotWrite, LockHeld
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
+    """Hold the lock of `folder`, or raise LockHeld with the name of who does."""
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise CannotWrite(path, error, remedy="choose a folder that this user may write to") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld(folder, _holder(path)) from None
+        except OSError:
+            # A disk without locks (some network mounts): the folder's random name must do.
+            yield
+            return
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path, *, name: str = "lock") -> bool:
+    """Whether a living process holds the lock of `folder`."""
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _holder(path: Path) -> str:
+    try:
+        said = json.loads(path.read_bytes())
+        return f"process {int(said['pid'])} on {said['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,17 @@
+"""Where Flatout keeps things: a cache for the machine, `.flatout` for a project."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+CACHE_VARIABLE = "FLATOUT_CACHE_DIR"
+PROJECT_FOLDER = ".flatout"
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """FLATOUT_CACHE_DIR, or XDG_CACHE_HOME/flatout, or ~/.cache/flatout."""
+    environment = os.environ if environment is None else environment
+    if environment.get(CACHE_VARIABLE):
+        return Path(environment[CACHE_VARIABLE])
+    base = environment.get("XDG_CACHE_HOME")
+    return Path(base) / "flatout" if base else Path("~/.cache/flatout").expanduser()

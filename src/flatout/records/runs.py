@@ -1,0 +1,162 @@
+"""The run folder: everything that one run found out, readable later, anywhere, without torch.
+
+    .flatout/runs/<id>/
+      run.json        what ran, when, where, and how it ended
+      <name>.json     one document for each thing that was found (doctor.json, limits.json, ...)
+
+Every file is written atomically. A reader ignores fields that it does not know, and an update keeps them:
+an older Flatout never drops what a newer one wrote. Another folder version is refused.
+"""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import platform
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from flatout import __version__
+from flatout.records.atomic import ensure_writable, write_atomically
+from flatout.records.codec import check_schema, decode, document, encode
+from flatout.records.errors import CannotWrite, CorruptFile, UnknownName
+from flatout.records.lock import folder_lock
+
+T = TypeVar("T")
+
+FOLDER_VERSION = 1
+MANIFEST = "run.json"
+_KIND = "run-folder"
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+RunStatus = Literal["running", "done", "failed"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunManifest:
+    """What ran, when, where, and how it ended. Never the environment: it may hold secrets."""
+
+    id: str
+    command: str
+    arguments: tuple[str, ...]
+    created_at: dt.datetime
+    host: str
+    flatout_version: str
+    status: RunStatus = "running"
+    documents: tuple[str, ...] = ()
+
+
+class RunFolder:
+    """One run on disk. Make one with `create`, read one with `open`."""
+
+    def __init__(self, path: Path, manifest: RunManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, root: Path, *, command: str, arguments: tuple[str, ...]) -> "RunFolder":
+        """A new folder under `root/runs`, with a name that sorts by time and cannot collide."""
+        now = dt.datetime.now(dt.UTC)
+        run_id = f"{now:%Y%m%d-%H%M%S}-{command}-{secrets.token_hex(3)}"
+        path = root / "runs" / run_id
+        ensure_writable(root / "runs", remedy="start Flatout in a folder that this user may write to")
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise CannotWrite(path, error, remedy="start Flatout in another folder") from error
+        manifest = RunManifest(
+            id=run_id,
+            command=command,
+            arguments=arguments,
+            created_at=now,
+            host=platform.node(),
+            flatout_version=__version__,
+        )
+        write_atomically(path / MANIFEST, encode(_KIND, FOLDER_VERSION, manifest))
+        return cls(path, manifest)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing folder, of a version that we read."""
+        file = path / MANIFEST
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise CorruptFile(
+                path, f"no {MANIFEST} in it ({error.strerror})", remedy="name a run folder"
+            ) from error
+        manifest = decode(data, file, _KIND, FOLDER_VERSION, RunManifest, remedy="the run must be repeated")
+        return cls(path, manifest)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator["RunFolder"]:
+        """Hold the folder's lock; ends as "done", or as "failed" when an exception passes through."""
+        with folder_lock(self.path):
+            try:
+                yield self
+            except BaseException:
+                self._update(status="failed")
+                raise
+            self._update(status="done")
+
+    def write(self, name: str, version: int, body: Any) -> Path:
+        """Write one document, and list it in the manifest."""
+        path = self._document_path(name)
+        write_atomically(path, encode(name, version, body))
+        if name not in self.manifest.documents:
+            self._update(documents=(*self.manifest.documents, name))
+        return path
+
+    def read(self, name: str, version: int, record: type[T]) -> T:
+        """Read one document back."""
+        path = self._document_path(name)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UnknownName("document of this run", name, self.manifest.documents) from error
+        return decode(data, path, name, version, record, remedy="the run must be repeated")
+
+    def plain_documents(self) -> dict[str, Any]:
+        """Every document as it lies on disk, with fields that we don't know."""
+        return {
+            name: msgspec.json.decode(self._document_path(name).read_bytes())
+            for name in self.manifest.documents
+        }
+
+    def _document_path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name) or name == Path(MANIFEST).stem:
+            raise ValueError(f"{name!r} is no name for a document")
+        return self.path / f"{name}.json"
+
+    def _update(self, **changes: Any) -> None:
+        """Change manifest fields and keep every field that a newer Flatout may have put there."""
+        file = self.path / MANIFEST
+        on_disk = msgspec.json.decode(file.read_bytes())
+        check_schema(on_disk, file, _KIND, FOLDER_VERSION)
+        self.manifest = dataclasses.replace(self.manifest, **changes)
+        merged = {**on_disk, **document(_KIND, FOLDER_VERSION, self.manifest)}
+        merged.pop("schema")
+        write_atomically(file, encode(_KIND, FOLDER_VERSION, merged))
+
+
+def runs_under(root: Path) -> Iterator[Path]:
+    """The run folders below `root`, newest first, whatever their version."""
+    with contextlib.suppress(OSError):
+        yield from sorted((file.parent for file in (root / "runs").glob(f"*/{MANIFEST}")), reverse=True)
+
+
+def find_run(root: Path, wanted: str) -> RunFolder:
+    """A run by id, by the beginning of its id, as "latest", or by the path of its folder."""
+    if (Path(wanted) / MANIFEST).is_file():
+        return RunFolder.open(Path(wanted))
+    paths = list(runs_under(root))
+    if wanted == "latest" and paths:
+        return RunFolder.open(paths[0])
+    fitting = [path for path in paths if path.name.startswith(wanted)]
+    if len(fitting) == 1:
+        return RunFolder.open(fitting[0])
+    raise UnknownName("run", wanted, [path.name for path in fitting or paths])

@@ -1,0 +1,87 @@
+"""Unknown is unknown: a field that could not be read is None, and `unknown` says why.
+
+Records that hold readings carry a field `unknown: dict[field name, reason]` and call
+`fill_reasons` from `__post_init__`, so a None without a reason cannot exist.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Container
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+NOT_RECORDED = "not recorded"
+
+# What drivers put where a number is missing: all ones, or the top of a signed range.
+_SENTINELS = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 1 << 63})
+
+
+def fill_reasons(record: Any) -> None:
+    """Give every None field of a frozen record a reason, if nobody has given one."""
+    missing = {
+        field.name: NOT_RECORDED
+        for field in dataclasses.fields(record)
+        if getattr(record, field.name) is None and field.name not in record.unknown
+    }
+    if missing:
+        object.__setattr__(record, "unknown", {**record.unknown, **missing})
+
+
+def is_sentinel(value: object) -> bool:
+    """True for the placeholders that drivers return instead of "I don't know"."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(value, float):
+        return not math.isfinite(value) or value >= 2**63 * 0.999
+    return value in _SENTINELS or value >= (1 << 63) - (1 << 20)
+
+
+class Readings:
+    """Collects the fields of one record: each a value, or a reason why there is none.
+
+    `tolerated` are the exceptions that mean "this field is not to be had"; anything else is the
+    caller's to handle. Exceptions are turned into words by `describe`.
+    """
+
+    def __init__(
+        self, tolerated: tuple[type[Exception], ...], describe: Callable[[Exception], str] = str
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self.unknown: dict[str, str] = {}
+        self._tolerated = tolerated
+        self._describe = describe
+
+    def read(
+        self, field: str, call: Callable[[], T], *, valid: Callable[[T], bool] | None = None
+    ) -> T | None:
+        """Read one field; a sentinel, an implausible value or a tolerated error leaves it unknown."""
+        try:
+            value = call()
+        except self._tolerated as error:
+            self.absent(field, self._describe(error))
+            return None
+        if value is None or is_sentinel(value):
+            self.absent(field, "the driver returned a placeholder, not a value")
+            return None
+        if valid is not None and not valid(value):
+            self.absent(field, f"the driver returned an impossible value ({value!r})")
+            return None
+        self.values[field] = value
+        return value
+
+    def absent(self, field: str, reason: str) -> None:
+        """Record that `field` has no value, and why."""
+        self.values[field] = None
+        self.unknown[field] = reason
+
+    def give(self, field: str, value: object) -> None:
+        """Record a value that was read elsewhere."""
+        self.values[field] = value
+
+    def only(self, fields: Container[str]) -> "Readings":
+        """The same readings, cut down to the named fields."""
+        kept = Readings(self._tolerated, self._describe)
+        kept.values = {name: value for name, value in self.values.items() if name in fields}
+        kept.unknown = {name: reason for name, reason in self.unknown.items() if name in fields}
+        return kept

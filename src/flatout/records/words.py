@@ -1,0 +1,45 @@
+"""Numbers for people: bytes, rates, times. Rates in powers of ten, memory in GiB, as vendors and torch do."""
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def gigabytes(count: float) -> str:
+    """Bytes of memory: "139.8 GiB", or MiB when small."""
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
+
+
+def byte_rate(bytes_per_s: float) -> str:
+    """Bytes a second: "4.29 TB/s", "55.2 GB/s"."""
+    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_s >= size:
+            return f"{three_digits(bytes_per_s / size)} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def flop_rate(flops_per_s: float) -> str:
+    """Operations a second: "780 TFLOP/s", "91.2 GFLOP/s"."""
+    for unit, size in (("PFLOP/s", 1e16), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9)):
+        if flops_per_s >= size:
+            return f"{three_digits(flops_per_s / (1e15 if unit == 'PFLOP/s' else size))} {unit}"
+    return f"{flops_per_s:.0f} FLOP/s"
+
+
+def duration(seconds: float) -> str:
+    """A short time: "9.4 us", "12.1 ms", "3.2 s"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and never an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
