@@ -20,7 +20,7 @@ def measure_host_link(torch: Any, device: str, watch: Stopwatch) -> Iterator[tup
                 timing = watch.measure(
                     lambda s=source, t=target, p=pinned: t.copy_(s, non_blocking=p),  # type: ignore[misc]
                     burst_s=0.03,
-                    bursts=7,
+                    bursts=5,
                 )
                 field = f"{way}_{kind}_bytes_per_s"
                 best[field] = max(best.get(field, 0.0), size / timing.median_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.limits.timing import Stopwatch
 
-_ROUNDS = 15
+_ROUNDS = 41
 _LAUNCHES = 1000
 _ITEMS = 200
 

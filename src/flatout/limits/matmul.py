@@ -34,9 +34,9 @@ class _Schedule:
 
 
 # Large products pull the card to its power limit within some 20 ms: short bursts, real rests.
-_LARGE = _Schedule(burst_s=0.012, bursts=7, rest_s=0.08)
+_LARGE = _Schedule(burst_s=0.012, bursts=5, rest_s=0.06)
 _SMALL = _Schedule(burst_s=0.005, bursts=5, rest_s=0.01)
-_ON_CPU = _Schedule(burst_s=0.15, bursts=5, rest_s=0.0)
+_ON_CPU = _Schedule(burst_s=0.1, bursts=5, rest_s=0.0)
 
 
 class CannotMultiply(Exception):

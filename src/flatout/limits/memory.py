@@ -12,6 +12,7 @@ _CPU_BUFFER_BYTES = 256 << 20
 _TIMES_THE_CACHE = 4
 _SHARE_OF_FREE = 8
 _FLOAT_BYTES = 4
+_NOISE_BLOCK = 1 << 20
 
 
 def buffer_bytes(torch: Any, device: str) -> int:
@@ -43,12 +44,20 @@ def cpu_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> 
     return largest
 
 
+def _noise(torch: Any, device: str, count: int) -> Any:
+    """Random floats. A block is repeated: drawing gigabytes would take longer than measuring with them."""
+    block = torch.randn(min(count, _NOISE_BLOCK), device=device)
+    buffer = torch.empty(count, device=device)
+    whole = count // block.numel() * block.numel()
+    buffer[:whole].view(-1, block.numel()).copy_(block)
+    buffer[whole:].copy_(block[: count - whole])
+    return buffer
+
+
 def measure_memory(torch: Any, device: str, watch: Stopwatch) -> Iterator[tuple[str, float]]:
     """(field, bytes a second) of copy, read and triad."""
     count = buffer_bytes(torch, device) // _FLOAT_BYTES
-    first = torch.randn(count, device=device)
-    second = torch.randn(count, device=device)
-    out = torch.empty(count, device=device)
+    first, second, out = (_noise(torch, device, count) for _ in range(3))
     patterns: tuple[tuple[str, int, Callable[[], object]], ...] = (
         ("memory_copy_bytes_per_s", 2, lambda: out.copy_(first)),  # one read, one write
         ("memory_read_bytes_per_s", 1, first.sum),

@@ -1,20 +1,24 @@
 """From a request to limits: choose the device, take what was kept, or measure and keep."""
 
 import dataclasses
+import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
+from flatout.hardware.catalogue import rated_for
 from flatout.hardware.machine import default_sources
 from flatout.hardware.protocol import DeviceSource
-from flatout.limits.matmul import GPU_DTYPES
-from flatout.limits.measure import OnStage, combine, measure_device, torch_version
-from flatout.limits.store import LimitsStore
+from flatout.limits.matmul import CPU_DTYPES, GPU_DTYPES
+from flatout.limits.measure import Job, OnStage, measure_devices, torch_version
+from flatout.limits.store import METHOD, LimitsStore
 from flatout.limits.target import Target, choose_target
 from flatout.records.device import Device
 from flatout.records.errors import UnknownName
-from flatout.records.limits import Limits
+from flatout.records.limits import DeviceLimits, Limits, RatedPeaks
 from flatout.records.rated import Dtype
+
+# Beside a GPU, the CPU is measured only where the two are compared.
+_COMPARED: tuple[Dtype, ...] = ("fp32", "bf16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,18 +31,22 @@ class Request:
     use_cache: bool = True
     with_cpu: bool = True
 
+    @property
+    def complete(self) -> bool:
+        """Only a whole measurement is kept: a part of one would be taken for all there is."""
+        return self.use_cache and not self.dtypes and self.with_cpu
+
 
 def parse_dtypes(text: str | None) -> tuple[Dtype, ...]:
     """Precisions from "bf16,fp8"; an unknown one is answered with the nearest."""
     if not text:
         return ()
-    chosen: list[Dtype] = []
-    for word in (part.strip().lower() for part in text.split(",")):
-        found = next((dtype for dtype in get_args(Dtype) if dtype == word and dtype in GPU_DTYPES), None)
-        if found is None:
-            raise UnknownName("dtype", word, GPU_DTYPES)
-        chosen.append(found)
-    return tuple(chosen)
+    known: dict[str, Dtype] = {dtype: dtype for dtype in GPU_DTYPES}
+    words = [word.strip().lower() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise UnknownName("dtype", word, known)
+    return tuple(dict.fromkeys(known[word] for word in words))
 
 
 def obtain_limits(
@@ -52,50 +60,68 @@ def obtain_limits(
     version = torch_version()
     own = default_sources() if sources is None else list(sources)
     store = store or LimitsStore()
-    keep = request.use_cache and not request.dtypes and request.with_cpu
     try:
-        devices, owner = _discover(own)
-        target = choose_target(devices, request.device)
-        if keep and not request.fresh:
+        found = [(device, source) for source in own for device in source.discover().devices]
+        target = choose_target([device for device, _ in found], request.device)
+        if request.complete and not request.fresh:
             kept = store.load(target.device, version)
             if kept is not None:
                 return dataclasses.replace(kept, from_cache=True), store.path_for(target.device, version)
-        if keep:
+        if request.complete:
             store.ensure_writable()
-        limits = _measure(request, target, devices, owner, on_stage)
+        limits = _measure(request, target, found, on_stage)
     finally:
         for source in own:
             source.close()
-    return limits, store.save(target.device, limits) if keep else None
-
-
-def _discover(sources: Sequence[DeviceSource]) -> tuple[list[Device], dict[int, DeviceSource]]:
-    """All devices, and which source each came from (by identity of the record)."""
-    devices: list[Device] = []
-    owner: dict[int, DeviceSource] = {}
-    for source in sources:
-        for device in source.discover().devices:
-            devices.append(device)
-            owner[id(device)] = source
-    return devices, owner
+    return limits, store.save(target.device, limits) if request.complete else None
 
 
 def _measure(
-    request: Request,
-    target: Target,
-    devices: Sequence[Device],
-    owner: dict[int, DeviceSource],
-    on_stage: OnStage,
+    request: Request, target: Target, found: list[tuple[Device, DeviceSource]], on_stage: OnStage
 ) -> Limits:
-    source = owner[id(target.device)]
-    measured = measure_device(target, dtypes=request.dtypes, source=source, on_stage=on_stage)
-    cpu = None
-    if request.with_cpu and target.device.vendor != "cpu":
-        host = choose_target(devices, "cpu")
-        cpu = measure_device(
-            host,
-            dtypes=("fp32", "bf16"),
-            source=owner[id(host.device)],
-            on_stage=lambda stage, done, total: on_stage(f"CPU: {stage}", done, total),
-        )
-    return combine(measured, cpu, target.device)
+    on_cpu = target.device.vendor == "cpu"
+    dtypes = request.dtypes or (CPU_DTYPES if on_cpu else GPU_DTYPES)
+    jobs = [Job(target, dtypes, _source_of(target.device, found))]
+    if request.with_cpu and not on_cpu:
+        host = choose_target([device for device, _ in found], "cpu")
+        jobs.append(Job(dataclasses.replace(host, environment={}), _COMPARED, _source_of(host.device, found)))
+    measured = measure_devices(jobs, on_stage=on_stage)
+    return combine(measured[0], measured[1] if len(measured) > 1 else None, target.device)
+
+
+def _source_of(device: Device, found: list[tuple[Device, DeviceSource]]) -> DeviceSource:
+    return next(source for known, source in found if known == device)
+
+
+def combine(device: DeviceLimits, cpu: DeviceLimits | None, physical: Device) -> Limits:
+    """The document: what was measured beside what the vendor promises."""
+    rated = rated_peaks(physical)
+    return Limits(
+        device=device.device,
+        measured=device.measured,
+        rated=rated,
+        rated_reason="" if rated else f"no rated figures for {physical.name!r} in the catalogue",
+        matmuls=device.matmuls,
+        clocks=device.clocks,
+        cpu=cpu,
+        measured_at=dt.datetime.now(dt.UTC).replace(microsecond=0),
+        took_s=device.took_s + (cpu.took_s if cpu else 0.0),
+        method=METHOD,
+    )
+
+
+def rated_peaks(physical: Device) -> RatedPeaks | None:
+    """The vendor's figures for a device, where the catalogue has them."""
+    entry = rated_for(physical)
+    if entry is None:
+        return None
+    return RatedPeaks(
+        id=entry.id,
+        name=entry.name,
+        dense_flops_per_s=dict(entry.dense_flops_per_s),
+        memory_bytes_per_s=entry.memory_bandwidth_bytes_per_s,
+        host_link_bytes_per_s=entry.host_link_bytes_per_s,
+        source=entry.source,
+        source_url=entry.source_url,
+        note=entry.note,
+    )

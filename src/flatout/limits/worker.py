@@ -14,9 +14,7 @@ import msgspec
 from flatout.limits.host_link import measure_host_link
 from flatout.limits.launch import graph_node_seconds, item_seconds, launch_seconds
 from flatout.limits.matmul import (
-    CPU_DTYPES,
     CPU_SHAPES,
-    GPU_DTYPES,
     GPU_SHAPES,
     SUSTAINED_DTYPES,
     CannotMultiply,
@@ -29,8 +27,15 @@ from flatout.limits.timing import Stopwatch
 from flatout.records.limits import MatmulResult, Measured
 from flatout.records.rated import Dtype
 
-_SUSTAIN_S = 1.2
+_SUSTAIN_S = 0.8
 _ONLY_ON_GPU = "the CPU is the host: there is no link, launch queue or graph to measure"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One device to measure, and the precisions to try on it."""
+
+    device: str
+    dtypes: tuple[Dtype, ...]
 
 
 class Measurement:
@@ -136,29 +141,32 @@ class Measurement:
             getattr(self._torch, kind).empty_cache()
 
 
-def default_dtypes(device: str) -> tuple[Dtype, ...]:
-    """The precisions that are tried on a device."""
-    return CPU_DTYPES if device == "cpu" else GPU_DTYPES
+def measurable(torch: Any, device: str) -> str:
+    """Why torch cannot use `device` here; empty when it can."""
+    if device == "cpu":
+        return ""
+    kind = device.split(":", maxsplit=1)[0]
+    module = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+    return "" if module.is_available() else f"torch {torch.__version__} cannot use {kind} here"
 
 
-def main(pipe: int, device: str, dtypes: tuple[Dtype, ...]) -> None:
-    """Measure `device` and write JSON lines to the file descriptor `pipe`."""
+def main(pipe: int, orders: list[Order]) -> None:
+    """Measure one device after the other and write JSON lines to the file descriptor `pipe`."""
 
     def send(event: dict[str, Any]) -> None:
         os.write(pipe, msgspec.json.encode(event) + b"\n")
 
-    send({"event": "stage", "name": "import torch", "done": 0, "total": len(dtypes) + 3})
+    send({"event": "stage", "name": "import torch", "done": 0, "total": 0})
     import torch
 
-    if device != "cpu":
-        kind = device.split(":", maxsplit=1)[0]
-        module = torch.backends.mps if kind == "mps" else getattr(torch, kind)
-        if not module.is_available():
-            send({"event": "refused", "reason": f"torch {torch.__version__} cannot use {kind} here"})
+    for order in orders:
+        refusal = measurable(torch, order.device)
+        if refusal:
+            send({"event": "refused", "reason": refusal})
             return
-    with torch.inference_mode():
-        Measurement(torch, device, send).run(dtypes or default_dtypes(device))
+        with torch.inference_mode():
+            Measurement(torch, order.device, send).run(order.dtypes)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], tuple(sys.argv[3:]))  # type: ignore[arg-type]
+    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=list[Order]))

@@ -34,7 +34,7 @@ def draw_doctor(report: DoctorReport, console: Console, *, problems_only: bool) 
 def _headline(device: Device) -> str:
     parts = [device.name]
     if device.memory_total_bytes is not None:
-        source = "" if device.memory_source in ("", "nvml") else f" ({device.memory_source})"
+        source = "" if device.memory_source in ("", "nvml", "psutil") else f" ({device.memory_source})"
         parts.append(gigabytes(device.memory_total_bytes) + source)
     if device.vendor == "cpu":
         if device.core_count is not None:

@@ -40,7 +40,7 @@ def draw_limits(limits: Limits, console: Console, *, page: str) -> None:
     for note in _notes(limits):
         console.print(line(note, "dim"))
     if page:
-        console.print(line(f"roofline picture: {page}"))
+        console.print(line(f"roofline picture: {page}"), soft_wrap=True)
 
 
 def _rows(limits: Limits) -> list[Row]:
@@ -90,7 +90,7 @@ def _draw_rows(rows: list[Row], console: Console) -> None:
         console.print()
         return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column("measured", justify="right")
     if sustained:
         table.add_column("sustained", justify="right")
@@ -152,8 +152,9 @@ def _notes(limits: Limits) -> list[str]:
     clocks = limits.clocks
     if clocks.clock_compute_max_hz is not None and clocks.clock_compute_min_hz is not None:
         low, high = clocks.clock_compute_min_hz // 10**6, clocks.clock_compute_max_hz // 10**6
-        held = ", ".join(clocks.throttle_reasons or ()) or "none"
-        notes.append(f"while measuring: clocks {low} to {high} MHz, held down by: {held}")
+        reasons = clocks.throttle_reasons
+        held = "" if reasons is None else f", held down by {', '.join(reasons) or 'nothing'}"
+        notes.append(f"while measuring: clocks {low} to {high} MHz{held}")
     for name, reason in limits.measured.unknown.items():
         if name.startswith("matmul_flops_per_s."):
             notes.append(f"{name.removeprefix('matmul_flops_per_s.')}: not measured ({reason})")

@@ -10,7 +10,7 @@ from flatout.records.words import byte_rate, duration, flop_rate, gigabytes, per
 from flatout.report.limits import operations
 
 # The plot's area in the SVG's own units; the page scales it.
-LEFT, TOP, WIDTH, HEIGHT = 74.0, 18.0, 800.0, 400.0
+LEFT, TOP, WIDTH, HEIGHT = 92.0, 18.0, 770.0, 400.0
 _LOWEST_INTENSITY, _HIGHEST_INTENSITY = 0.1, 1e5
 # One colour a precision, told apart also by colour-blind readers and in both themes (Okabe and Ito).
 _COLOURS = {
@@ -75,14 +75,17 @@ class Plot:
 
     def rate_ticks(self) -> list[Tick]:
         """One line a decade of the rate."""
-        return [
-            Tick(self.y(10.0**p), flop_rate(10.0**p).replace(".00", ""))
-            for p in range(self._y0, self._y1 + 1)
-        ]
+        return [Tick(self.y(10.0**p), _decade(p)) for p in range(self._y0, self._y1 + 1)]
 
     def intensity_ticks(self) -> list[Tick]:
         """One line a decade of the intensity."""
         return [Tick(self.x(10.0**p), f"{10.0**p:g}" if p < 4 else f"{10**p:,}") for p in range(-1, 6)]
+
+
+def _decade(power: int) -> str:
+    """10^13 as "10 TFLOP/s"."""
+    unit = {6: "M", 9: "G", 12: "T", 15: "P"}[power // 3 * 3]
+    return f"{10 ** (power % 3)} {unit}FLOP/s"
 
 
 def limits_page(limits: Limits) -> str:
