@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.amdsmi import AmdSmiLibraryException, FakeAmdSmi
-from tests.fakes.vendor_tools import FakeTools, recorded
 
 from flatout.hardware.amd import AmdSource
 from flatout.hardware.amd.answers import load_amdsmi
 from flatout.hardware.command import ToolOutput
+from tests.fakes.amdsmi import AmdSmiLibraryException, FakeAmdSmi
+from tests.fakes.vendor_tools import FakeTools, recorded
 
 NO_TOOLS = FakeTools({})
 ROCM_SMI: dict[tuple[str, ...], str | ToolOutput] = {

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fakes.vendor_tools import FakeTools, recorded
 
 from flatout.hardware.apple import AppleSource
 from flatout.hardware.command import ToolOutput
+from tests.fakes.vendor_tools import FakeTools, recorded
 
 GIB = 1 << 30
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fakes.vendor_tools import FakeTools
 
 from flatout.hardware.command import ToolOutput
 from flatout.hardware.cpu import CpuSource
+from tests.fakes.vendor_tools import FakeTools
 
 GIB = 1 << 30
 CPUINFO = """processor\t: 0

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.fakes.vendor_tools import FakeTools, recorded
 
 from flatout.hardware.command import ToolOutput
 from flatout.hardware.intel import IntelSource
+from tests.fakes.vendor_tools import FakeTools, recorded
 
 XPU_SMI: dict[tuple[str, ...], str | ToolOutput] = {
     ("discovery", "-d", "0"): recorded("xpu_smi_discovery_0.json"),
