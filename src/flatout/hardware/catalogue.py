@@ -1,6 +1,7 @@
 """Rated peaks of the GPUs people use, and a dated price table that the user can replace."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -75,8 +76,9 @@ def price_template() -> str:
 
 
 def _unknown_gpu(path: Path, name: str, known: list[str]) -> BadConfig:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    line = next((number for number, text in enumerate(lines, 1) if f'"{name}"' in text), None)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    wanted = re.compile(rf"""[^#]*\bgpu\b["']?\s*=\s*["']{re.escape(name)}["']""")
+    line = next((number for number, text in enumerate(lines, 1) if wanted.match(text)), None)
     near = nearest(name, known)
     return BadConfig(
         path,

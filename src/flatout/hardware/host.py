@@ -14,6 +14,11 @@ from flatout.records.machine import Host, Place
 from flatout.records.unknown import Readings
 
 _NO_LIMIT = 1 << 60
+# Controller -> names of the limit, of the use, and of the droppable part of it. "" is cgroup v2.
+_MEMORY_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 _PCI_VENDORS: dict[str, Vendor] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 # PCI class 03xx is a display controller; 0x0380 and 0x1200 are how accelerators without a display appear.
 _PCI_CLASSES = ("0x03", "0x12")
@@ -51,7 +56,7 @@ def read_host(*, root: Path = Path("/"), places: tuple[tuple[str, Path], ...] = 
 def read_place(purpose: str, path: Path) -> Place:
     """How much room there is where `path` is or will be, and whether it can be written."""
     fields = Readings(tolerated=(OSError,))
-    standing = next((parent for parent in (path, *path.parents) if parent.exists()), path)
+    standing = next((parent for parent in (path, *path.parents) if _exists(parent)), path)
     fields.read("free_bytes", lambda: shutil.disk_usage(standing).free)
     fields.read("total_bytes", lambda: shutil.disk_usage(standing).total)
     fields.read("writable", lambda: os.access(standing, os.W_OK | os.X_OK))
@@ -66,50 +71,63 @@ def read_place(purpose: str, path: Path) -> Place:
 
 def cpu_quota(root: Path = Path("/")) -> float:
     """CPUs that the control group allows, as a number such as 2.5."""
+    found = []
     for folder in _cgroup_folders(root):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = (folder / "cpu.max").read_text().split()
-            if quota != "max":
-                return int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        v1 = root / "sys/fs/cgroup/cpu"
-        quota_us = int((v1 / "cpu.cfs_quota_us").read_text())
-        if quota_us > 0:
-            return quota_us / int((v1 / "cpu.cfs_period_us").read_text())
-    raise _NotThere("no CPU limit is set")
+            found.append(int(quota) / int(period))  # "max" is no number, and no limit
+    for folder in _cgroup_folders(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+            found.append(quota_us / int((folder / "cpu.cfs_period_us").read_text()))
+    allowed = [cpus for cpus in found if cpus > 0]
+    if not allowed:
+        raise _NotThere("no CPU limit is set")
+    return min(allowed)
 
 
 def memory_limit(root: Path, total_bytes: int) -> int:
     """Bytes that the control group allows, where that is less than the machine has."""
-    limit = _smallest(root, "memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    if limit is None or limit >= min(_NO_LIMIT, total_bytes):
+    tightest = _tightest_memory_group(root)
+    if tightest is None or tightest[0] >= min(_NO_LIMIT, total_bytes):
         raise _NotThere("no memory limit is set")
-    return limit
+    return tightest[0]
 
 
 def _memory_limit_used(root: Path) -> int:
-    used = _smallest(root, "memory.current", "sys/fs/cgroup/memory/memory.usage_in_bytes")
-    if used is None:
-        raise _NotThere("no memory control group")
-    return used
+    """Bytes in use in the group whose limit holds, without the page cache that can be dropped."""
+    tightest = _tightest_memory_group(root)
+    if tightest is None:
+        raise _NotThere("no memory limit is set")
+    _, folder, (_, used_name, cache_name) = tightest
+    used = int((folder / used_name).read_text())
+    with contextlib.suppress(OSError, ValueError):
+        lines = (folder / "memory.stat").read_text().splitlines()
+        statistics = dict(line.split(maxsplit=1) for line in lines)
+        used -= int(statistics.get(cache_name, 0))
+    return max(0, used)
 
 
-def _smallest(root: Path, name_v2: str, path_v1: str) -> int | None:
+def _tightest_memory_group(root: Path) -> tuple[int, Path, tuple[str, str, str]] | None:
     found = []
-    for file in (*(folder / name_v2 for folder in _cgroup_folders(root)), root / path_v1):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(int(file.read_text()))
-    return min(found, default=None)
+    for controller, names in _MEMORY_FILES.items():
+        for folder in _cgroup_folders(root, controller):
+            with contextlib.suppress(OSError, ValueError):
+                limit = int((folder / names[0]).read_text())
+                if limit >= 0:
+                    found.append((limit, folder, names))
+    return min(found, default=None, key=lambda group: group[0])
 
 
-def _cgroup_folders(root: Path) -> list[Path]:
-    """This process's cgroup v2 folder and its parents: the tightest limit on the way up holds."""
-    base = root / "sys/fs/cgroup"
+def _cgroup_folders(root: Path, controller: str = "") -> list[Path]:
+    """This process's group and its parents: the tightest limit on the way up holds. "" is cgroup v2."""
+    base = root / "sys/fs/cgroup" / controller
     own = "/"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                own = line[3:]
+            _, controllers, path = (*line.split(":", maxsplit=2), "", "")[:3]
+            if path and controller in controllers.split(","):
+                own = path
     folder = base / own.lstrip("/")
     above = [parent for parent in folder.parents if parent == base or base in parent.parents]
     return [folder, *above]
@@ -120,7 +138,7 @@ def pci_gpu_vendors(root: Path = Path("/")) -> tuple[Vendor, ...]:
     devices = _present(root / "sys/bus/pci/devices")
     found: set[Vendor] = set()
     for device in devices.iterdir():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             kind = (device / "class").read_text().strip()
             vendor = _PCI_VENDORS.get((device / "vendor").read_text().strip())
             if vendor is not None and kind.startswith(_PCI_CLASSES):
@@ -132,7 +150,7 @@ def _in_container(root: Path) -> bool:
     if sys.platform != "linux":
         return False
     marks = (root / ".dockerenv", root / "run/.containerenv")
-    return any(mark.exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
+    return any(_exists(mark) for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _filesystem(path: Path) -> str:
@@ -148,9 +166,17 @@ def _filesystem(path: Path) -> str:
 
 
 def _present(path: Path) -> Path:
-    if not path.exists():
+    if not _exists(path):
         raise _NotThere(f"{path} does not exist on this system")
     return path
+
+
+def _exists(path: Path) -> bool:
+    """Path.exists raises where a folder on the way is closed to us, or a name is too long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _text(root: Path, name: str) -> str:

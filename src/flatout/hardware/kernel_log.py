@@ -5,7 +5,8 @@ import re
 from flatout.hardware.command import RunTool, run_tool
 from flatout.records.machine import KernelXid
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
+# On a GPU with MIG the parenthesis names the instance too: (PCI:0000:01:00 GPU-I:05).
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)\n]*\): (\d{1,6})(.*)")
 _TIMEOUT_S = 3.0
 _KEEP = 200
 
@@ -15,9 +16,10 @@ def kernel_xids(run: RunTool = run_tool) -> tuple[tuple[KernelXid, ...] | None, 
     reasons = []
     for arguments in (["dmesg"], ["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet"]):
         output = run(arguments, timeout_s=_TIMEOUT_S)
-        if output.text is not None:
+        if output.text is not None and output.text.strip():
             return parse_xids(output.text), ""
-        reasons.append(output.reason)
+        # A kernel always logs something: an empty log (journalctl's answer to plain users) was not shown.
+        reasons.append(output.reason or f"{arguments[0]} shows this user no kernel messages")
     return None, "; ".join(reasons)
 
 

@@ -4,6 +4,7 @@ A driver may report PIDs of another namespace (the host's, seen from a container
 process does not hold the device open is therefore not taken to be the one meant.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,9 +62,17 @@ def _stranger(
 def _holds(pid: int, device_paths: Sequence[str]) -> bool | None:
     """Whether the process has one of the device files open; None where that cannot be seen."""
     try:
-        targets = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        entries = list(Path(f"/proc/{pid}/fd").iterdir())
     except FileNotFoundError:
         return False if Path("/proc/self").exists() else None
     except OSError:
         return None
+    targets = []
+    for entry in entries:
+        # A file that was closed since; in our own process, the listing itself is one.
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                targets.append(str(entry.readlink()))
+            except PermissionError:
+                return None
     return any(target.startswith(tuple(device_paths)) for target in targets)

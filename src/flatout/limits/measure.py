@@ -162,9 +162,10 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     late.daemon = True
     late.start()
     try:
-        with process, os.fdopen(reader, "rb") as events:
+        with os.fdopen(reader, "rb") as events:
             yield _Child(process, events)
-            end_process_group(process.pid)
     finally:
         late.cancel()
         end_process_group(process.pid)
+        with process:  # reaps it and closes its pipe
+            pass

@@ -24,11 +24,13 @@ def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY) -> None:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:  # an interrupt must not leave a temporary file either
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise CannotWrite(path, error, remedy=remedy) from error
+        if isinstance(error, OSError):
+            raise CannotWrite(path, error, remedy=remedy) from error
+        raise
 
 
 def ensure_writable(folder: Path, *, remedy: str) -> None:
@@ -42,13 +44,14 @@ def ensure_writable(folder: Path, *, remedy: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return  # some network disks cannot sync a folder; the file itself is synced
-    finally:
-        os.close(descriptor)
+    # Some network disks cannot sync a folder, and some folders may be written but not read: the file itself
+    # is synced and in its place, so this is no failure.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:

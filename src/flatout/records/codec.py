@@ -18,7 +18,8 @@ def document(kind: str, version: int, body: Any) -> dict[str, Any]:
     """A JSON-ready document: `schema` first, then the fields of `body` (a record or a dict)."""
     reasons: dict[str, str] = {}
     plain = _finite(msgspec.to_builtins(body), "", reasons)
-    whole = {"schema": schema_name(kind, version), **plain}
+    schema = {"schema": schema_name(kind, version)}
+    whole = {**schema, **plain, **schema}  # first in the file, and never the body's own
     return {**whole, REASONS_KEY: reasons} if reasons else whole
 
 
@@ -34,15 +35,20 @@ def encode(kind: str, version: int, body: Any) -> bytes:
 
 def decode(data: bytes, path: Path, kind: str, version: int, record: type[T], *, remedy: str) -> T:
     """The record in a document. Fields that we don't know are ignored; other versions are refused."""
-    try:
-        plain = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptFile(path, f"not JSON ({error})", remedy=remedy) from error
+    plain = parse(data, path, remedy=remedy)
     check_schema(plain, path, kind, version)
     try:
         return msgspec.convert(plain, record)
     except msgspec.ValidationError as error:
         raise CorruptFile(path, str(error), remedy=remedy) from error
+
+
+def parse(data: bytes, path: Path, *, remedy: str) -> Any:
+    """What a JSON file of ours holds, as plain values."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptFile(path, f"not JSON ({error})", remedy=remedy) from error
 
 
 def check_schema(plain: object, path: Path, kind: str, version: int) -> None:
@@ -58,10 +64,15 @@ def _finite(value: Any, path: str, reasons: dict[str, str]) -> Any:
         reasons[path] = "not a number" if math.isnan(value) else "infinite"
         return None
     if isinstance(value, dict):
-        return {key: _finite(item, _join(path, str(key)), reasons) for key, item in value.items()}
+        return {_text(key): _finite(item, _join(path, _text(key)), reasons) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item, _join(path, str(place)), reasons) for place, item in enumerate(value)]
-    return value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> str:
+    """Bytes that are not UTF-8 reach us as lone surrogates (arguments, file names); JSON has none."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _join(path: str, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from flatout.records.errors import BadConfig, CannotWrite, EnvironmentProblem, nearest
+from flatout.records.errors import BadConfig, nearest
 
 T = TypeVar("T")
 
@@ -21,10 +21,13 @@ def read_toml(path: Path, record: type[T], *, remedy: str) -> T:
     except UnicodeDecodeError as error:
         raise BadConfig(path, "not UTF-8 text", expected="a TOML file", remedy=remedy) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        problem = (
+            "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        )
+        raise BadConfig(path, problem, expected="a TOML file", remedy="check the path") from error
     try:
         plain = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a plain ValueError
         line = _line_in(str(error))
         raise BadConfig(
             path, f"not TOML: {error}", expected="a TOML file", remedy=remedy, line=line
@@ -33,12 +36,6 @@ def read_toml(path: Path, record: type[T], *, remedy: str) -> T:
         return msgspec.convert(plain, record)
     except msgspec.ValidationError as error:
         raise _explain(path, text, str(error), record, remedy) from error
-
-
-def _unreadable(path: Path, error: OSError) -> EnvironmentProblem | BadConfig:
-    if isinstance(error, FileNotFoundError):
-        return BadConfig(path, "no such file", expected="a TOML file", remedy="check the path")
-    return CannotWrite(path, error, remedy="make the file readable for this user")
 
 
 def _explain(path: Path, text: str, problem: str, record: type, remedy: str) -> BadConfig:
@@ -61,13 +58,23 @@ def _explain(path: Path, text: str, problem: str, record: type, remedy: str) -> 
             key=key,
             line=_line_of(text, steps, key),
         )
+    missing = re.search(r"missing required field `([^`]+)`", said)
+    if missing:
+        return BadConfig(
+            path,
+            "a key is missing",
+            expected=f"the key {missing[1]!r}",
+            remedy=remedy,
+            key=missing[1],
+            line=_line_of(text, steps, ""),
+        )
     return BadConfig(
         path, said, expected=_expectation(said), remedy=remedy, key=key, line=_line_of(text, steps, key)
     )
 
 
 def _expectation(said: str) -> str:
-    wanted = re.match(r"Expected (.*?), got", said)
+    wanted = re.match(r"Expected (.*?)(?:, got|$)", said)
     return wanted[1] if wanted else "a value as the documentation describes it"
 
 
@@ -91,7 +98,7 @@ def _fields_below(record: type) -> set[str]:
 
 def _line_of(text: str, steps: list[tuple[str, str]], key: str) -> int | None:
     """The line of `key`, inside the n-th [[table]] that the path goes through."""
-    lines = text.splitlines()
+    lines = text.split("\n")  # as TOML counts them: splitlines also breaks at U+2028 and the like
     start = 0
     table = ""
     for name, place in steps:
@@ -101,7 +108,9 @@ def _line_of(text: str, steps: list[tuple[str, str]], key: str) -> int | None:
             heads = [
                 n for n, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{re.escape(table)}\s*\]\]", line)
             ]
-            start = heads[int(place)] if int(place) < len(heads) else start
+            if int(place) >= len(heads):
+                return None  # written as an inline table; better no line than a wrong one
+            start = heads[int(place)]
     pattern = re.compile(rf"\s*(\[+\s*(?:[\w-]+\.)*)?[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)")
     for number in range(start, len(lines)):
         if key and pattern.match(lines[number]):

@@ -60,10 +60,15 @@ class RunIndex:
                 "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", tuple(dataclasses.astuple(row))
             )
 
-        self._with_database(insert, fallback=lambda: None)
+        try:
+            self._with_database(insert, fallback=lambda: None)
+        except ForeignVersion as error:
+            self._notice(f"the run is saved, but not in the index of runs: {error.received}")
 
     def entries(self) -> list[RunEntry]:
-        """All runs, newest first."""
+        """All runs, newest first. A missing folder holds none, and is not made."""
+        if not self._root.is_dir():
+            return []
         return self._with_database(self._select, fallback=self._from_folders)
 
     def _select(self, database: sqlite3.Connection) -> list[RunEntry]:
@@ -89,13 +94,13 @@ class RunIndex:
             database.execute("DELETE FROM runs WHERE id = ?", (gone,))
         for name, path in present.items():
             if known.get(name, "running") == "running":
-                for entry in _read(path):
+                for entry in self._read(path):
                     database.execute(
                         "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry)
                     )
 
     def _from_folders(self) -> list[RunEntry]:
-        return [entry for path in runs_under(self._root) for entry in _read(path)]
+        return [entry for path in runs_under(self._root) for entry in self._read(path)]
 
     def _with_database(self, work: Callable[[sqlite3.Connection], T], *, fallback: Callable[[], T]) -> T:
         for attempt in (1, 2):
@@ -110,14 +115,18 @@ class RunIndex:
                 if attempt == 2:
                     self._notice(f"the index of runs cannot be made again ({error})")
                     return fallback()
-                self._set_aside(error)
+                try:
+                    self._set_aside(error)
+                except OSError as refused:
+                    self._notice(
+                        f"the index of runs is damaged ({error}) and cannot be set aside "
+                        f"({refused.strerror}): reading the folders instead"
+                    )
+                    return fallback()
         raise AssertionError("unreachable")
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        # Opening, not creating, when the folder is missing: listing must not leave an empty folder behind.
-        if not self._root.is_dir():
-            raise sqlite3.OperationalError("no runs here yet")
         with contextlib.closing(sqlite3.connect(self._path, timeout=self._busy_timeout_s)) as database:
             found = database.execute("PRAGMA user_version").fetchone()[0]
             if found > INDEX_VERSION:
@@ -134,6 +143,15 @@ class RunIndex:
             f"the index of runs was damaged ({error}): kept as {aside.name}, made again from the folders"
         )
 
+    def _read(self, path: Path) -> Iterator[RunEntry]:
+        """The entry of a folder, under the folder's name: that is how it can be found, copied or renamed."""
+        try:
+            manifest = RunFolder.open(path).manifest
+        except FlatoutError as error:
+            self._notice(f"left out of the list: {error.received}")
+            return
+        yield dataclasses.replace(_entry(manifest), id=path.name)
+
 
 def _entry(manifest: RunManifest) -> RunEntry:
     return RunEntry(
@@ -144,9 +162,3 @@ def _entry(manifest: RunManifest) -> RunEntry:
         flatout_version=manifest.flatout_version,
         status=manifest.status,
     )
-
-
-def _read(path: Path) -> Iterator[RunEntry]:
-    """The entry of a folder; nothing for one that we cannot read."""
-    with contextlib.suppress(FlatoutError):
-        yield _entry(RunFolder.open(path).manifest)

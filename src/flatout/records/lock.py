@@ -28,8 +28,10 @@ def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
             # A disk without locks (some network mounts): the folder's random name must do.
             yield
             return
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+        # The lock is ours already; on a full disk only the name of its holder is lost.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
         yield
     finally:
         os.close(descriptor)
@@ -39,13 +41,15 @@ def is_locked(folder: Path, *, name: str = "lock") -> bool:
     """Whether a living process holds the lock of `folder`."""
     path = folder / name
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDONLY)  # another user's folder may be readable only
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except OSError:
+        return False  # a disk without locks: nobody can hold one
     else:
         return False
     finally:

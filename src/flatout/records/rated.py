@@ -9,7 +9,8 @@ from flatout.records.device import Vendor
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
 Segment = Literal["datacenter", "workstation", "consumer", "laptop", "integrated"]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+# The upper bound keeps infinity out, which TOML can write.
+Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e300)]
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
 
 

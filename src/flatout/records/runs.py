@@ -18,12 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import msgspec
-
 from flatout import __version__
 from flatout.records.atomic import ensure_writable, write_atomically
-from flatout.records.codec import check_schema, decode, document, encode
-from flatout.records.errors import CannotWrite, CorruptFile, UnknownName
+from flatout.records.codec import check_schema, decode, document, encode, parse
+from flatout.records.errors import CannotWrite, CorruptFile, FlatoutError, UnknownName
 from flatout.records.lock import folder_lock
 
 T = TypeVar("T")
@@ -32,6 +30,8 @@ FOLDER_VERSION = 1
 MANIFEST = "run.json"
 _KIND = "run-folder"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_REPEAT = "the run must be repeated"
+_SECOND = len("20261115-031500")
 
 RunStatus = Literal["running", "done", "failed"]
 
@@ -83,13 +83,9 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """An existing folder, of a version that we read."""
         file = path / MANIFEST
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise CorruptFile(
-                path, f"no {MANIFEST} in it ({error.strerror})", remedy="name a run folder"
-            ) from error
-        manifest = decode(data, file, _KIND, FOLDER_VERSION, RunManifest, remedy="the run must be repeated")
+        manifest = decode(_manifest_bytes(path), file, _KIND, FOLDER_VERSION, RunManifest, remedy=_REPEAT)
+        if not all(map(_is_document_name, manifest.documents)):
+            raise CorruptFile(file, "a document in it has an impossible name", remedy=_REPEAT)
         return cls(path, manifest)
 
     @contextlib.contextmanager
@@ -98,8 +94,12 @@ class RunFolder:
         with folder_lock(self.path):
             try:
                 yield self
-            except BaseException:
-                self._update(status="failed")
+            except BaseException as error:
+                try:
+                    self._update(status="failed")
+                except FlatoutError as second:
+                    # What went wrong first is what the user must hear.
+                    error.add_note(f"and its run folder could not be marked as failed: {second.received}")
                 raise
             self._update(status="done")
 
@@ -114,33 +114,51 @@ class RunFolder:
     def read(self, name: str, version: int, record: type[T]) -> T:
         """Read one document back."""
         path = self._document_path(name)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise UnknownName("document of this run", name, self.manifest.documents) from error
-        return decode(data, path, name, version, record, remedy="the run must be repeated")
+        return decode(self._document_bytes(name), path, name, version, record, remedy=_REPEAT)
 
     def plain_documents(self) -> dict[str, Any]:
         """Every document as it lies on disk, with fields that we don't know."""
         return {
-            name: msgspec.json.decode(self._document_path(name).read_bytes())
+            name: parse(self._document_bytes(name), self._document_path(name), remedy=_REPEAT)
             for name in self.manifest.documents
         }
 
     def _document_path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name) or name == Path(MANIFEST).stem:
+        if not _is_document_name(name):
             raise ValueError(f"{name!r} is no name for a document")
         return self.path / f"{name}.json"
+
+    def _document_bytes(self, name: str) -> bytes:
+        path = self._document_path(name)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if name in self.manifest.documents:
+                problem = f"{MANIFEST} lists it, but it cannot be read ({error.strerror})"
+                raise CorruptFile(path, problem, remedy=_REPEAT) from error
+            raise UnknownName("document of this run", name, self.manifest.documents) from error
 
     def _update(self, **changes: Any) -> None:
         """Change manifest fields and keep every field that a newer Flatout may have put there."""
         file = self.path / MANIFEST
-        on_disk = msgspec.json.decode(file.read_bytes())
+        on_disk = parse(_manifest_bytes(self.path), file, remedy=_REPEAT)
         check_schema(on_disk, file, _KIND, FOLDER_VERSION)
         self.manifest = dataclasses.replace(self.manifest, **changes)
         merged = {**on_disk, **document(_KIND, FOLDER_VERSION, self.manifest)}
         merged.pop("schema")
         write_atomically(file, encode(_KIND, FOLDER_VERSION, merged))
+
+
+def _is_document_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and name != Path(MANIFEST).stem
+
+
+def _manifest_bytes(path: Path) -> bytes:
+    try:
+        return (path / MANIFEST).read_bytes()
+    except OSError as error:
+        problem = f"no {MANIFEST} in it ({error.strerror})"
+        raise CorruptFile(path, problem, remedy="name a run folder") from error
 
 
 def runs_under(root: Path) -> Iterator[Path]:
@@ -151,11 +169,14 @@ def runs_under(root: Path) -> Iterator[Path]:
 
 def find_run(root: Path, wanted: str) -> RunFolder:
     """A run by id, by the beginning of its id, as "latest", or by the path of its folder."""
-    if (Path(wanted) / MANIFEST).is_file():
-        return RunFolder.open(Path(wanted))
+    with contextlib.suppress(OSError):  # a name too long for a path, or a folder that we may not enter
+        if (Path(wanted) / MANIFEST).is_file():
+            return RunFolder.open(Path(wanted))
     paths = list(runs_under(root))
     if wanted == "latest" and paths:
-        return RunFolder.open(paths[0])
+        # Names tell seconds; of several runs in the newest one, the manifests know the last.
+        newest = [path for path in paths if path.name[:_SECOND] == paths[0].name[:_SECOND]]
+        return max(map(RunFolder.open, newest), key=lambda run: run.manifest.created_at)
     fitting = [path for path in paths if path.name.startswith(wanted)]
     if len(fitting) == 1:
         return RunFolder.open(fitting[0])

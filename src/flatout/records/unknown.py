@@ -67,7 +67,7 @@ class Readings:
         if valid is not None and not valid(value):
             self.absent(field, f"the driver returned an impossible value ({value!r})")
             return None
-        self.values[field] = value
+        self.give(field, value)
         return value
 
     def absent(self, field: str, reason: str) -> None:
@@ -76,8 +76,10 @@ class Readings:
         self.unknown[field] = reason
 
     def give(self, field: str, value: object) -> None:
-        """Record a value that was read elsewhere."""
+        """Record a value that was read elsewhere; it also ends an earlier failure to read the field."""
         self.values[field] = value
+        if value is not None:
+            self.unknown.pop(field, None)
 
     def only(self, fields: Container[str]) -> "Readings":
         """The same readings, cut down to the named fields."""

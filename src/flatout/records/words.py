@@ -35,9 +35,9 @@ def duration(seconds: float) -> str:
 
 def three_digits(value: float) -> str:
     """Three significant digits, and never an exponent."""
-    if value >= 100:
+    if value >= 99.95:  # what would round to 100.0
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def percent(share: float) -> str:

@@ -63,7 +63,7 @@ def temperature(machine: Machine) -> Iterator[Outcome]:
         threshold = device.temperature_slowdown_c
         now = f"{sample.temperature_c} C"
         if threshold is None:
-            yield Outcome("ok", f"{now} (threshold unknown)", device=device)
+            yield Outcome("unknown", f"{now}; where it slows down is not known", device=device)
         elif sample.temperature_c >= threshold - _NEAR_SLOWDOWN_C:
             evidence = f"{now}; it slows down at {threshold} C"
             yield Outcome("warn", evidence, "check fans and air flow; a lower power limit helps too", device)

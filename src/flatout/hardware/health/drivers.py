@@ -1,9 +1,10 @@
 """Drivers: is there a GPU, does its driver answer, is the driver new enough."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flatout.hardware.health.check import Outcome
+from flatout.records.device import Vendor
 from flatout.records.machine import Machine, VendorStatus
 from flatout.records.words import gigabytes
 
@@ -27,7 +28,7 @@ def device_present(machine: Machine) -> Iterator[Outcome]:
     if missing:
         names = " and ".join(_DRIVER_NAMES[vendor] for vendor in missing)
         yield Outcome(
-            "fail", f"the PCI bus has a GPU of {names}, but no driver shows it", _driver_fix(machine)
+            "fail", f"the PCI bus has a GPU of {names}, but no driver shows it", _driver_fix(machine, missing)
         )
         return
     yield Outcome(
@@ -63,7 +64,7 @@ def device_answers(machine: Machine) -> Iterator[Outcome]:
         sample = machine.sample_of(device)
         if sample is not None and sample.state != "up":
             fix = (
-                "sudo nvidia-smi --gpu-reset   # if it fails, reboot"
+                f"sudo nvidia-smi --gpu-reset -i {device.index}   # if it fails, reboot"
                 if device.vendor == "nvidia"
                 else "reboot"
             )
@@ -97,7 +98,11 @@ def _has_devices(machine: Machine, status: VendorStatus) -> bool:
     return any(device.vendor == status.vendor for device in machine.gpus)
 
 
-def _driver_fix(machine: Machine) -> str:
+def _driver_fix(machine: Machine, missing: Sequence[Vendor]) -> str:
+    if "nvidia" not in missing:
+        if machine.host.container:
+            return "start the container with --device=/dev/kfd --device=/dev/dri"
+        return "install AMD's driver and ROCm (with amdsmi or rocm-smi), then reboot"
     if machine.host.container:
         return "start the container with --gpus all   # and install the NVIDIA container toolkit on the host"
     return "install the vendor's driver (Debian, Ubuntu: sudo apt install nvidia-driver), then reboot"

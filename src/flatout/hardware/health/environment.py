@@ -80,8 +80,8 @@ def thread_variables(machine: Machine) -> Iterator[Outcome]:
     usable = max(1, min(usable, int(host.cpu_quota))) if host.cpu_quota else usable
     set_here = {name: machine.environment[name] for name in _THREAD_VARIABLES if name in machine.environment}
     for name, value in set_here.items():
-        first = value.split(",", maxsplit=1)[0]
-        if not first.isdigit() or int(first) == 0:
+        first = value.split(",", maxsplit=1)[0].strip()
+        if not first.isdecimal() or int(first) == 0:
             yield Outcome("warn", f"{name}={value} is not a number of threads", f"unset {name}")
         elif int(first) > usable:
             yield Outcome("warn", f"{name}={value}, with {usable} CPUs to use", f"export {name}={usable}")
@@ -112,7 +112,10 @@ def debug_switches(machine: Machine) -> Iterator[Outcome]:
             found = True
             fix = "python -X importtime -c 'import torch' 2>&1 | grep -i customize   # what sets it at start?"
             yield Outcome("warn", f"torch starts with {cost}", fix)
-    if not found:
+    unread = [name for name in DEBUG_STATE if torch and torch.switches.get(name, "").startswith("unknown")]
+    if unread:
+        yield Outcome("unknown", f"torch does not tell: {', '.join(unread)}")
+    elif not found:
         yield Outcome("ok", "none is on")
 
 
@@ -136,11 +139,14 @@ def allocator_settings(machine: Machine) -> Iterator[Outcome]:
 
 def _judge_allocator(name: str, value: str) -> Iterator[Outcome]:
     # A bracketed list such as roundup_power2_divisions:[256:1,512:2] has commas of its own.
-    entries = re.findall(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)", value)
-    settings = {key.strip(): setting.strip() for key, setting in entries}
+    entries = [entry.strip() for entry in re.split(r",(?![^\[\]]*\])", value.strip().removesuffix(","))]
+    shapeless = [entry for entry in entries if not re.fullmatch(r"[^:\[\]]+:.+", entry)]
+    settings = {key.strip(): setting.strip() for key, _, setting in (e.partition(":") for e in entries)}
     unknown = [key for key in settings if key not in _ALLOCATOR_KEYS]
-    if not settings or unknown:
-        what = f"unknown key {unknown[0]!r}" if unknown else "not of the form key:value"
+    if shapeless or unknown:
+        what = (
+            f"{shapeless[0]!r} is not of the form key:value" if shapeless else f"unknown key {unknown[0]!r}"
+        )
         yield Outcome("fail", f"{name}={value}: {what}", f"unset {name}")
     elif settings.get("backend") == "cudaMallocAsync" and "expandable_segments" in settings:
         evidence = f"{name}: expandable_segments has no effect with backend cudaMallocAsync"

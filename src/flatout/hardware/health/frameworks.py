@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from flatout.hardware.health.check import Outcome
+from flatout.hardware.visible import CUDA_VARIABLE, visible_cuda_devices
 from flatout.records.device import Device
 from flatout.records.machine import CheckStatus, Framework, FrameworkName, Machine
 
@@ -14,6 +15,11 @@ _REINSTALL = {
     "amd": "install torch's ROCm build, as pytorch.org's install selector shows",
     "intel": "install torch's XPU build, as pytorch.org's install selector shows",
     "apple": "pip install --force-reinstall torch   # with a Python built for arm64",
+}
+
+_INSTALL_FOR_NVIDIA = {
+    "tensorflow": "pip install -U 'tensorflow[and-cuda]'",
+    "jax": "pip install -U 'jax[cuda12]'",
 }
 
 
@@ -29,7 +35,9 @@ def torch_installed(machine: Machine) -> Iterator[Outcome]:
         yield Outcome("fail", torch.problem, "python -c 'import torch'   # shows the whole error")
     elif not torch.installed:
         yield Outcome("warn", "torch is not installed in this environment", "pip install 'flatout[torch]'")
-    elif (version := _version(torch.version)) is not None and version < _OLDEST_TORCH:
+    elif (version := _version(torch.version)) is None:
+        yield Outcome("unknown", f"torch is installed, and its version cannot be read ({torch.version})")
+    elif version < _OLDEST_TORCH:
         yield Outcome("warn", f"torch {torch.version} is older than 2.10", "pip install -U torch")
     else:
         yield Outcome("ok", f"torch {torch.version}, built for {torch.build}")
@@ -43,17 +51,25 @@ def torch_build(machine: Machine) -> Iterator[Outcome]:
     torch = machine.framework("torch")
     if torch is None or torch.build is None:
         return
+    serves_one = any(_serves(torch.build, device) for device in machine.gpus)
     for device in machine.gpus:
-        wanted = _BUILD_FOR.get(device.vendor, "")
-        if not torch.build.startswith(wanted):
+        if _serves(torch.build, device):
+            yield Outcome("ok", f"torch is built for {torch.build}", device=device)
+        elif serves_one:
+            # One build serves one vendor; changing it would take the other GPU away.
+            evidence = f"torch is built for {torch.build}, for another GPU here: this one stays unused"
+            yield Outcome("ok", evidence, device=device)
+        else:
             evidence = (
                 f"torch {torch.version} is a {torch.build} build: it cannot use this {device.vendor} GPU"
             )
             # Intel graphics sit in most desktops; only the build for another card would be a mistake.
             status: CheckStatus = "warn" if device.vendor == "intel" else "fail"
             yield Outcome(status, evidence, _REINSTALL[device.vendor], device)
-        else:
-            yield Outcome("ok", f"torch is built for {torch.build}", device=device)
+
+
+def _serves(build: str, device: Device) -> bool:
+    return build.startswith(_BUILD_FOR.get(device.vendor, ""))
 
 
 def torch_architecture(machine: Machine) -> Iterator[Outcome]:
@@ -86,6 +102,7 @@ def kernel_support(capability: str, architectures: tuple[str, ...]) -> str:
     """ "binary", "ptx" or "none": whether kernels for these architectures run on this capability.
 
     Machine code runs on the same major version from its own minor version up; PTX on everything newer.
+    With the suffix "a" both run on exactly their own capability, with "f" on their own major version.
     """
     major, minor = (int(part) for part in capability.split("."))
     best = "none"
@@ -93,10 +110,12 @@ def kernel_support(capability: str, architectures: tuple[str, ...]) -> str:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
         if not found:
             continue
-        kind, own = found[1], (int(found[2]), int(found[3]))
-        if kind == "sm" and own[0] == major and own[1] <= minor:
+        kind, own, suffix = found[1], (int(found[2]), int(found[3])), found[4]
+        if (suffix == "a" and own != (major, minor)) or own > (major, minor):
+            continue
+        if kind == "sm" and own[0] == major:
             return "binary"
-        if kind == "compute" and own <= (major, minor):
+        if kind == "compute" and (suffix != "f" or own[0] == major):
             best = "ptx"
     return best
 
@@ -111,12 +130,18 @@ def torch_computes(machine: Machine) -> Iterator[Outcome]:
 
 
 def tensorflow_computes(machine: Machine) -> Iterator[Outcome]:
-    """The same with TensorFlow, where it is installed."""
+    """Multiplies two matrices with TensorFlow on every device, where it is installed.
+
+    TensorFlow falls back to the CPU with no more than a log line when a CUDA library is missing.
+    """
     yield from _computes(machine, "tensorflow")
 
 
 def jax_computes(machine: Machine) -> Iterator[Outcome]:
-    """The same with JAX, where it is installed."""
+    """Multiplies two matrices with JAX on every device, where it is installed.
+
+    `pip install jax` alone has no GPU support: it computes on the CPU and warns once.
+    """
     yield from _computes(machine, "jax")
 
 
@@ -137,20 +162,33 @@ def _computes(machine: Machine, name: FrameworkName) -> Iterator[Outcome]:
         else:
             fix = f"python -c 'import {name}'   # then repeat a small product on {proof.device}"
             yield Outcome("fail", f"{label}: {proof.problem}", fix, _owner(machine, proof.uuid))
-    if machine.gpus and not _uses_gpu(framework):
-        status: CheckStatus = "fail" if name == "torch" else "warn"
-        yield Outcome(status, f"{name} sees only the CPU, and this machine has a GPU", _see_gpu_fix(machine))
+    if not framework.proofs:
+        yield Outcome("unknown", f"{name} was tried on no device")
+    elif machine.gpus and not _uses_gpu(framework):
+        status: CheckStatus = "fail" if name == "torch" and not _only_intel(machine) else "warn"
+        fix = _see_gpu_fix(machine, framework)
+        yield Outcome(status, f"{name} sees only the CPU, and this machine has a GPU", fix)
 
 
 def _uses_gpu(framework: Framework) -> bool:
     return any("cpu" not in proof.device.lower() for proof in framework.proofs)
 
 
-def _see_gpu_fix(machine: Machine) -> str:
-    if "CUDA_VISIBLE_DEVICES" in machine.environment:
-        return "unset CUDA_VISIBLE_DEVICES"
+def _only_intel(machine: Machine) -> bool:
+    return all(device.vendor == "intel" for device in machine.gpus)
+
+
+def _see_gpu_fix(machine: Machine, framework: Framework) -> str:
     vendor = machine.gpus[0].vendor
-    return _REINSTALL.get(vendor, "install a build for this GPU")
+    if vendor == "nvidia" and visible_cuda_devices(machine.gpus, machine.environment).devices == ():
+        return f"unset {CUDA_VARIABLE}"
+    if framework.name == "torch":
+        if vendor == "nvidia" and _serves(framework.build or "", machine.gpus[0]):
+            return "python -c 'import torch; torch.cuda.init()'   # says why"
+        return _REINSTALL.get(vendor, "install a build for this GPU")
+    if vendor == "nvidia":
+        return _INSTALL_FOR_NVIDIA[framework.name]
+    return f"install {framework.name} with support for this {vendor} GPU, as its installation page shows"
 
 
 def _owner(machine: Machine, uuid: str | None) -> Device | None:

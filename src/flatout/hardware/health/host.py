@@ -1,9 +1,11 @@
 """The host: shared memory, CPU and memory limits, affinity, disks."""
 
+import shlex
 from collections.abc import Iterator
 
 from flatout.hardware.health.check import Outcome
 from flatout.records.machine import CheckStatus, Machine, Place
+from flatout.records.unknown import NOT_RECORDED
 from flatout.records.words import gigabytes
 
 _SHM_ENOUGH_BYTES = 1 << 30
@@ -41,7 +43,9 @@ def cpu_limit(machine: Machine) -> Iterator[Outcome]:
     shown = host.cpu_affinity_count or host.cpu_count
     if shown is None:
         return
-    if host.cpu_quota is None:
+    if host.cpu_quota is None and host.unknown["cpu_quota"] == NOT_RECORDED:
+        yield Outcome("unknown", f"{shown} CPUs are shown; whether fewer are allowed was not recorded")
+    elif host.cpu_quota is None:
         yield Outcome("ok", f"{shown} CPUs, no limit")
     elif host.cpu_quota < shown - 0.5:
         allowed = max(1, int(host.cpu_quota))
@@ -92,6 +96,10 @@ def memory_limit(machine: Machine) -> Iterator[Outcome]:
     host = machine.host
     if host.memory_total_bytes is None:
         return
+    if host.memory_limit_bytes is None and host.unknown["memory_limit_bytes"] == NOT_RECORDED:
+        shown = gigabytes(host.memory_total_bytes)
+        yield Outcome("unknown", f"{shown} are shown; whether less is allowed was not recorded")
+        return
     if host.memory_limit_bytes is None:
         available = host.memory_available_bytes
         free = f", {gigabytes(available)} available" if available is not None else ""
@@ -99,9 +107,11 @@ def memory_limit(machine: Machine) -> Iterator[Outcome]:
         return
     used = host.memory_limit_used_bytes
     evidence = f"limited to {gigabytes(host.memory_limit_bytes)} of {gigabytes(host.memory_total_bytes)}"
-    if used is not None:
-        evidence += f", {gigabytes(used)} in use"
-    if used is not None and used > _MEMORY_NEARLY_FULL * host.memory_limit_bytes:
+    if used is None:
+        yield Outcome("unknown", f"{evidence}; how much is in use is not known")
+        return
+    evidence += f", {gigabytes(used)} in use"
+    if used > _MEMORY_NEARLY_FULL * host.memory_limit_bytes:
         yield Outcome(
             "warn", evidence, "start the container with a higher --memory, or use fewer loader workers"
         )
@@ -115,7 +125,7 @@ def disk_space(machine: Machine) -> Iterator[Outcome]:
         if place.purpose == "compile cache" or place.free_bytes is None:
             continue
         evidence = f"{place.purpose} {place.path}: {gigabytes(place.free_bytes)} free"
-        fix = f"df -h {place.path}   # make room, or work elsewhere"
+        fix = f"df -h {shlex.quote(place.path)}   # make room, or work elsewhere"
         if place.free_bytes < _DISK_FULL_BYTES:
             yield Outcome("fail", evidence, fix)
         elif place.free_bytes < _DISK_LOW_BYTES:
@@ -128,7 +138,7 @@ def compile_cache(machine: Machine) -> Iterator[Outcome]:
     """Looks where torch.compile keeps its results.
 
     A folder that cannot be written means compiling again at every start; one on a network disk makes each
-    start slow, and one in memory (tmpfs) is gone after a reboot.
+    start slow. One in memory (tmpfs) is gone after a reboot, which is said and is no fault.
     """
     place = next((found for found in machine.host.places if found.purpose == "compile cache"), None)
     if place is None:
@@ -138,14 +148,21 @@ def compile_cache(machine: Machine) -> Iterator[Outcome]:
 
 def _judge_cache(place: Place) -> Outcome:
     move = 'export TORCHINDUCTOR_CACHE_DIR="$HOME/.cache/torchinductor"'
+    # On a cluster the home folder is often the network disk itself.
+    local = 'export TORCHINDUCTOR_CACHE_DIR="/tmp/torchinductor_$USER"   # or another local disk'
     if place.writable is False:
         return Outcome("warn", f"{place.path} cannot be written: every start compiles again", move)
     if place.filesystem in _NETWORK_DISKS:
-        return Outcome("warn", f"{place.path} is on a network disk ({place.filesystem})", move)
+        return Outcome("warn", f"{place.path} is on a network disk ({place.filesystem})", local)
     if place.free_bytes is not None and place.free_bytes < _DISK_FULL_BYTES:
         return Outcome("warn", f"{place.path} has only {gigabytes(place.free_bytes)} free", move)
+    if place.writable is None:
+        reason = place.unknown.get("writable", "the system does not say")
+        return Outcome("unknown", f"whether {place.path} can be written is not known: {reason}")
+    if place.filesystem == "tmpfs":
+        return Outcome("ok", f"{place.path}, in memory: a reboot empties it")
     return Outcome("ok", place.path)
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return int(text) if text and text.strip().isdecimal() else 0

@@ -35,9 +35,14 @@ def _judge_pcie(device: Device, sample: DeviceSample, width: int, width_max: int
     now = f"PCIe generation {generation or 'unknown'}, {width} lanes"
     if width < width_max:
         return Outcome("warn", f"{now}: the card can do {width_max} lanes", _RESEAT, device)
-    if generation is None or generation_max is None or generation >= generation_max:
+    if generation is None or generation_max is None:
+        return Outcome("unknown", f"{now}: the generation cannot be compared", device=device)
+    if generation >= generation_max:
         return Outcome("ok", now, device=device)
-    if (sample.kernel_running_share or 0) < _BUSY:
+    if sample.kernel_running_share is None:
+        evidence = f"{now}: the card can do generation {generation_max}; whether it is idle is not known"
+        return Outcome("unknown", evidence, device=device)
+    if sample.kernel_running_share < _BUSY:
         return Outcome("ok", f"{now}; idle (generation {generation_max} under load)", device=device)
     return Outcome("warn", f"{now} under load: the card can do generation {generation_max}", _RESEAT, device)
 

@@ -25,6 +25,7 @@ _MEANINGS = {
     119: "GSP firmware timeout",
     120: "GSP firmware error",
 }
+_NAMED = 4
 _APPLICATION = frozenset({13, 31, 43, 45, 68, 69})
 
 
@@ -36,19 +37,24 @@ def ecc_errors(machine: Machine) -> Iterator[Outcome]:
     """
     for device in machine.gpus:
         sample = machine.sample_of(device)
-        if sample is None or sample.state == "down" or device.parent_uuid or sample.ecc_enabled is None:
+        if sample is None or sample.state == "down" or device.parent_uuid:
             continue
+        show = f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {device.index}"
+        if device.vendor == "amd":
+            show = f"amd-smi metric --ecc --gpu {device.index}"
         if sample.ecc_uncorrected_since_boot:
             evidence = f"{sample.ecc_uncorrected_since_boot} uncorrected errors since boot"
-            fix = (
-                f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {device.index}   # reset it; replace it if they return"
-            )
-            yield Outcome("fail", evidence, fix, device)
+            yield Outcome("fail", evidence, f"{show}   # reset it; replace it if they return", device)
         elif sample.ecc_uncorrected_lifetime:
             evidence = f"none since boot; {sample.ecc_uncorrected_lifetime} uncorrected in its lifetime"
-            yield Outcome("warn", evidence, f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {device.index}", device)
+            yield Outcome("warn", evidence, show, device)
+        elif sample.ecc_enabled is None:
+            continue
         elif not sample.ecc_enabled:
             yield Outcome("ok", "ECC is off, or this card has none: errors go unseen", device=device)
+        elif sample.ecc_uncorrected_since_boot is None:
+            reason = sample.unknown.get("ecc_uncorrected_since_boot", "the driver does not say")
+            yield Outcome("unknown", f"ECC is on; uncorrected errors are not known: {reason}", device=device)
         else:
             corrected = sample.ecc_corrected_since_boot
             known = (
@@ -70,6 +76,9 @@ def memory_repair(machine: Machine) -> Iterator[Outcome]:
         elif sample.memory_repair_pending:
             fix = f"sudo nvidia-smi --gpu-reset -i {device.index}   # with no job on it, or reboot"
             yield Outcome("warn", "a bad memory row is replaced at the next reset", fix, device)
+        elif sample.memory_repair_pending is None:
+            reason = sample.unknown.get("memory_repair_pending", "the driver does not say")
+            yield Outcome("unknown", reason, device=device)
         else:
             count = sample.memory_rows_remapped
             said = f"; {count} replaced so far" if count else ""
@@ -104,7 +113,8 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
 
 def _summary(entries: list[KernelXid]) -> str:
     counted = Counter((entry.xid, entry.pci_bus_id) for entry in entries)
-    return "; ".join(
+    named = "; ".join(
         f"Xid {xid} ({_MEANINGS.get(xid, 'see the Xid catalogue')}) x{times} on {bus}"
-        for (xid, bus), times in counted.most_common(4)
+        for (xid, bus), times in counted.most_common(_NAMED)
     )
+    return f"{named}; and {len(counted) - _NAMED} kinds more" if len(counted) > _NAMED else named

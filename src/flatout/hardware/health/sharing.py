@@ -42,18 +42,23 @@ def mig(machine: Machine) -> Iterator[Outcome]:
         if not device.mig_enabled or device.parent_uuid:
             continue
         instances = [other for other in machine.gpus if other.parent_uuid == device.uuid]
-        if instances:
+        if device.uuid is None:
+            reason = device.unknown.get("uuid", "the driver does not say")
+            yield Outcome("unknown", f"MIG is on; its instances cannot be told: {reason}", device=device)
+        elif instances:
             names = ", ".join(instance.name for instance in instances)
             yield Outcome("ok", f"MIG is on with {len(instances)} instances: {names}", device=device)
         else:
-            fix = (
-                f"sudo nvidia-smi mig -cgi 0 -C -i {device.index}   # or turn it off: sudo nvidia-smi -mig 0"
-            )
+            make = f"sudo nvidia-smi mig -cgi 0 -C -i {device.index}"
+            fix = f"{make}   # or turn it off: sudo nvidia-smi -i {device.index} -mig 0"
             yield Outcome("fail", "MIG is on and has no instance: no job can use this GPU", fix, device)
 
 
 def compute_mode(machine: Machine) -> Iterator[Outcome]:
-    """Looks whether the GPU takes more than one process, or none."""
+    """Looks whether the GPU takes more than one process, or none.
+
+    In an exclusive mode the second rank, or a notebook beside the job, dies at its first CUDA call.
+    """
     for device in machine.gpus:
         sample = machine.sample_of(device)
         if sample is None or sample.compute_mode in (None, "default"):
@@ -98,5 +103,5 @@ def other_processes(machine: Machine) -> Iterator[Outcome]:
 
 def _words(process: DeviceProcess) -> str:
     held = gigabytes(process.memory_bytes) if process.memory_bytes is not None else "an unknown amount"
-    who = f"{process.name}, {process.user}" if process.name else "unknown process"
+    who = ", ".join(known for known in (process.name, process.user) if known) or "unknown process"
     return f"PID {process.pid} ({who}) holds {held}"

@@ -1,0 +1,117 @@
+"""Framework probes: real torch in a real child, and children that crash, hang, lie or are not there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.hardware.frameworks import probe_framework
+from tests.fakes.processes import wait_until_gone
+
+
+def program(tmp_path: Path, source: str) -> Path:
+    path = tmp_path / "probe.py"
+    path.write_text(source)
+    return path
+
+
+def test_real_torch_really_computes() -> None:
+    found = probe_framework("torch")
+    assert found.installed
+    assert found.problem == ""
+    assert found.version is not None
+    assert found.version.startswith("2.")
+    assert found.build is not None
+    assert all(proof.computed for proof in found.proofs)
+    assert found.import_s is not None
+    assert found.import_s > 0
+    assert int(found.switches["threads"]) >= 1
+
+
+def test_a_framework_that_is_not_installed_is_no_problem() -> None:
+    found = probe_framework("tensorflow")
+    assert not found.installed
+    assert found.problem == ""
+
+
+def test_a_broken_install_is_a_problem_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "jax.py").write_text("raise OSError('libcusolver.so.11: cannot open shared object file')")
+    found = probe_framework("jax", extra_environment={"PYTHONPATH": str(tmp_path)})
+    assert found.installed
+    assert "libcusolver.so.11" in found.problem
+
+
+def test_a_fake_jax_that_computes_wrongly_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "jax.py").write_text(
+        """
+__version__ = "0.0-fake"
+class Device:
+    device_kind = "Fake GPU"
+    def __str__(self): return "fake:0"
+class Array:
+    def __matmul__(self, other): return self
+    def sum(self): return 1.5
+class numpy:
+    ones = staticmethod(lambda shape: Array())
+def devices(): return [Device()]
+def device_put(array, device): return array
+def default_backend(): return "fake"
+"""
+    )
+    found = probe_framework("jax", extra_environment={"PYTHONPATH": str(tmp_path)})
+    [proof] = found.proofs
+    assert proof.name == "Fake GPU"
+    assert not proof.computed
+    assert "1.5" in proof.problem
+
+
+def test_switches_left_on_by_a_sitecustomize_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch; torch.autograd.set_detect_anomaly(True)")
+    found = probe_framework("torch", extra_environment={"PYTHONPATH": str(tmp_path)})
+    assert found.switches["anomaly_mode"] == "on"
+
+
+def test_a_crash_names_its_signal(tmp_path: Path) -> None:
+    source = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    found = probe_framework("torch", program=source)
+    assert "signal 11" in found.problem
+
+
+def test_a_hang_ends_at_the_deadline_and_takes_its_children_along(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    source = program(
+        tmp_path,
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n",
+    )
+    found = probe_framework("torch", program=source, timeout_s=3)
+    assert "no answer within 3 s" in found.problem
+    assert wait_until_gone(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("line", ["FLATOUT-PROBE {", "FLATOUT-PROBE [1]", 'FLATOUT-PROBE {"proofs": 3}'])
+def test_a_garbled_answer_is_a_problem(tmp_path: Path, line: str) -> None:
+    found = probe_framework("torch", program=program(tmp_path, f"print({line!r})"))
+    assert "garbled" in found.problem
+
+
+def test_noise_around_the_answer_does_not_matter(tmp_path: Path) -> None:
+    noisy = "print('WARNING: something'); print('FLATOUT-PROBE {\"installed\": false}'); print('bye')"
+    found = probe_framework("torch", program=program(tmp_path, noisy))
+    assert not found.installed
+    assert found.problem == ""
+
+
+def test_a_python_that_does_not_exist_is_a_problem() -> None:
+    found = probe_framework("torch", python="/nowhere/python")
+    assert "cannot be started" in found.problem
+
+
+def test_another_environments_python_is_asked(tmp_path: Path) -> None:
+    # A Python that sees no site-packages stands for an environment without torch.
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    wrapper.chmod(0o755)
+    assert not probe_framework("torch", python=str(wrapper)).installed
