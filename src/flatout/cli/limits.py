@@ -33,8 +33,7 @@ def command(
 
     Measures matrix products in every precision that the device has, memory bandwidth, the link to the
     host, and what a launch and a synchronization cost, on random data, with device events. The result is
-    kept per device, driver and torch version, and feeds the MFU of later commands. Also writes a page with
-    a roofline picture.
+    kept per device, driver and torch version. Also writes a page with a roofline picture.
 
     \b
     Examples:

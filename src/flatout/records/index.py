@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from flatout.records.errors import FlatoutError, ForeignVersion
 from flatout.records.runs import RunFolder, RunManifest, runs_under
 
@@ -74,17 +76,12 @@ class RunIndex:
     def _select(self, database: sqlite3.Connection) -> list[RunEntry]:
         self._catch_up(database)
         rows = database.execute("SELECT * FROM runs ORDER BY created_at DESC, id DESC").fetchall()
-        return [
-            RunEntry(
-                id=row[0],
-                command=row[1],
-                created_at=row[2],
-                host=row[3],
-                flatout_version=row[4],
-                status=row[5],
-            )
-            for row in rows
-        ]
+        names = [field.name for field in dataclasses.fields(RunEntry)]
+        try:
+            return msgspec.convert([dict(zip(names, row, strict=True)) for row in rows], list[RunEntry])
+        except (msgspec.ValidationError, ValueError) as error:
+            # SQLite does not check what it stores: a flipped bit can make a number of a text.
+            raise sqlite3.DatabaseError(str(error)) from error
 
     def _catch_up(self, database: sqlite3.Connection) -> None:
         """Add folders that were copied here, drop those that were deleted, refresh those still running."""
@@ -133,7 +130,8 @@ class RunIndex:
                 raise ForeignVersion(self._path, found, readable=f"version {INDEX_VERSION}")
             with database:
                 database.execute(_CREATE)
-                database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
+                if found != INDEX_VERSION:  # listing alone writes nothing
+                    database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
                 yield database
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:

@@ -176,7 +176,7 @@ def find_run(root: Path, wanted: str) -> RunFolder:
     if wanted == "latest" and paths:
         # Names tell seconds; of several runs in the newest one, the manifests know the last.
         newest = [path for path in paths if path.name[:_SECOND] == paths[0].name[:_SECOND]]
-        return max(map(RunFolder.open, newest), key=lambda run: run.manifest.created_at)
+        return max(map(RunFolder.open, newest), key=lambda run: run.manifest.created_at.timestamp())
     fitting = [path for path in paths if path.name.startswith(wanted)]
     if len(fitting) == 1:
         return RunFolder.open(fitting[0])

@@ -154,11 +154,11 @@ def _computes(machine: Machine, name: FrameworkName) -> Iterator[Outcome]:
             yield Outcome("fail", framework.problem, f"python -c 'import {name}'   # shows the whole error")
         return
     for proof in framework.proofs:
-        label = f"{name} on {proof.device}" + (f" ({proof.name})" if proof.name else "")
+        on_cpu = proof.device == "cpu"
+        label = f"{name} on {proof.device}" + (f" ({proof.name})" if proof.name and not on_cpu else "")
         if proof.computed:
-            yield Outcome(
-                "ok", f"{label} computes, and agrees with the CPU", device=_owner(machine, proof.uuid)
-            )
+            words = f"{label} computes" + ("" if on_cpu else ", and agrees with the CPU")
+            yield Outcome("ok", words, device=_owner(machine, proof.uuid))
         else:
             fix = f"python -c 'import {name}'   # then repeat a small product on {proof.device}"
             yield Outcome("fail", f"{label}: {proof.problem}", fix, _owner(machine, proof.uuid))

@@ -1,6 +1,7 @@
 """What holds the clocks down: heat, power, settings."""
 
 import pytest
+
 from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
 from tests.unit.hardware.health.looking import look, only
 

@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+
+from flatout.records.machine import VendorStatus
 from tests.fakes.machines import (
     h200,
     h200_sample,
@@ -15,8 +17,6 @@ from tests.fakes.machines import (
     without_gpu,
 )
 from tests.unit.hardware.health.looking import look, only
-
-from flatout.records.machine import VendorStatus
 
 # --- device.present ---------------------------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
 """PCIe below what the card can do, and NVLinks that are down."""
 
 import pytest
-from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
-from tests.unit.hardware.health.looking import look, only
 
 from flatout.records.device import GpuLink
 from flatout.records.machine import Machine
+from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
+from tests.unit.hardware.health.looking import look, only
 
 
 def linked(*active: bool) -> Machine:

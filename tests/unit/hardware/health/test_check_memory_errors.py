@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
-from tests.unit.hardware.health.looking import look, only
 
 from flatout.records.machine import KernelXid, Machine
+from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
+from tests.unit.hardware.health.looking import look, only
 
 
 def with_xids(*numbers: int, bus: str = "0000:3b:00") -> Machine:

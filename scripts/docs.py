@@ -1,0 +1,64 @@
+"""Writes the pages that are made from the code: commands and checks. `--check` only compares, for CI."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from flatout.cli.commands import COMMANDS
+from flatout.cli.main import cli
+from flatout.hardware.health.catalogue import CHECKS
+
+ROOT = Path(__file__).parent.parent
+HEAD = "<!-- Made by `make docs` from the code. Edit the code, not this page. -->\n\n"
+
+
+CHECKS_INTRODUCTION = """# What `flatout doctor` looks at
+
+Each check answers `ok`, `warn`, `fail` or `unknown`, with its evidence and, where there is something to do,
+a line that can be pasted. A check whose data cannot be read says `unknown` or stays silent: it never guesses.
+`flatout doctor` exits with 1 when a check fails.
+"""
+
+
+def commands_page() -> str:
+    """Every command's help, as the user sees it."""
+    parts = [HEAD, "# Commands\n"]
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        context = click.Context(
+            command, info_name=f"flatout {name}", max_content_width=100, terminal_width=100
+        )
+        parts.append(f"\n## flatout {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "".join(parts)
+
+
+def checks_page() -> str:
+    """Every check's explanation, from its docstring."""
+    parts = [HEAD, CHECKS_INTRODUCTION]
+    parts += [f"\n## {check.id}\n\n{check.explanation}\n" for check in CHECKS]
+    return "".join(parts)
+
+
+PAGES = {"docs/commands.md": commands_page, "docs/checks.md": checks_page}
+
+
+def main() -> None:
+    """Write the pages, or with --check say which are stale."""
+    stale = []
+    for name, make in PAGES.items():
+        path = ROOT / name
+        text = make()
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv:
+            path.write_text(text)
+            print(f"wrote {name}")
+    if stale and "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(stale)}; run `make docs`")
+
+
+if __name__ == "__main__":
+    main()
