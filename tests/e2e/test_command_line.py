@@ -47,6 +47,7 @@ def test_help_lists_every_command(flatout: Run) -> None:
         (["gpus", "--prices", "nowhere.toml"], "no such file"),
         (["report", "no-such-run"], "unknown run 'no-such-run'"),
         (["doctor", "surplus"], "surplus"),
+        (["doctor", "--python", "/nowhere/python"], "no Python at"),
         (["completion", "tcsh"], "bash"),
     ],
 )

@@ -6,7 +6,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Output, common_options, save_option, save_run
-from flatout.records.errors import EXIT_DONE, EXIT_FINDING
+from flatout.records.errors import EXIT_DONE, EXIT_FINDING, CallerMistake
 
 
 @click.command("doctor", short_help=COMMANDS["doctor"].purpose)
@@ -30,6 +30,8 @@ def command(output: Output, python: str, problems: bool, save: bool) -> int:
 
     Exits with 1 when a check fails.
     """
+    import shutil
+
     from flatout.hardware.catalogue import rated_for
     from flatout.hardware.frameworks import FRAMEWORKS
     from flatout.hardware.health.catalogue import examine
@@ -37,6 +39,12 @@ def command(output: Output, python: str, problems: bool, save: bool) -> int:
     from flatout.records.machine import DoctorReport
     from flatout.report.doctor import draw_doctor
 
+    if shutil.which(python) is None:
+        raise CallerMistake(
+            f"no Python at {python!r}",
+            expected="the path of a Python interpreter",
+            remedy='flatout doctor --python "$(command -v python3)"',
+        )
     with output.progress("looking at this machine") as step:
         finished: list[str] = []
 

@@ -1,6 +1,5 @@
 """Gathers a whole machine at once: devices of all vendors, host, frameworks, settings."""
 
-import dataclasses
 import getpass
 import os
 import re
@@ -19,6 +18,7 @@ from flatout.hardware.intel import IntelSource
 from flatout.hardware.kernel_log import kernel_xids
 from flatout.hardware.nvidia.source import NvidiaSource
 from flatout.hardware.protocol import DeviceSource
+from flatout.hardware.torch_devices import complete_with_torch
 from flatout.records.device import Device, DeviceSample
 from flatout.records.machine import Framework, FrameworkName, Machine, VendorStatus
 
@@ -82,9 +82,10 @@ def gather_machine(
     finally:
         for source in own:
             source.close()
+    whole, sampled = complete_with_torch(devices, samples, found)
     return Machine(
-        devices=tuple(with_torch_memory(device, found) for device in devices),
-        samples=tuple(samples),
+        devices=whole,
+        samples=sampled,
         vendors=tuple(vendors),
         host=host,
         frameworks=found,
@@ -92,24 +93,6 @@ def gather_machine(
         kernel_xids=xids,
         unknown={} if xids is not None else {"kernel_xids": log_reason},
     )
-
-
-def with_torch_memory(device: Device, frameworks: Sequence[Framework]) -> Device:
-    """Where the vendor's tool has no figure (unified memory), torch's is taken and labelled."""
-    if device.memory_total_bytes is not None or device.vendor == "cpu":
-        return device
-    for framework in frameworks:
-        for proof in framework.proofs:
-            same = proof.uuid is not None and device.uuid is not None and device.uuid.endswith(proof.uuid)
-            if (same or proof.name == device.name) and proof.memory_total_bytes is not None:
-                unknown = {k: why for k, why in device.unknown.items() if k != "memory_total_bytes"}
-                return dataclasses.replace(
-                    device,
-                    memory_total_bytes=proof.memory_total_bytes,
-                    memory_source=f"{framework.name}, shared with the CPU",
-                    unknown=unknown,
-                )
-    return device
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:

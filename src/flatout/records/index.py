@@ -104,11 +104,11 @@ class RunIndex:
             try:
                 with self._connect() as database:
                     return work(database)
-            except sqlite3.OperationalError as error:
-                # Locked for longer than the timeout, or a disk that cannot lock at all.
-                self._notice(f"the index of runs cannot be used ({error}): reading the folders instead")
-                return fallback()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+                if not _is_damage(error):
+                    # Locked for longer than the timeout, or a disk that cannot lock at all.
+                    self._notice(f"the index of runs cannot be used ({error}): reading the folders instead")
+                    return fallback()
                 if attempt == 2:
                     self._notice(f"the index of runs cannot be made again ({error})")
                     return fallback()
@@ -134,7 +134,7 @@ class RunIndex:
                     database.execute(f"PRAGMA user_version = {INDEX_VERSION}")
                 yield database
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _set_aside(self, error: Exception) -> None:
         aside = self._path.with_name(f"{FILE}.corrupt-{int(time.time())}")
         self._path.replace(aside)
         self._notice(
@@ -149,6 +149,14 @@ class RunIndex:
             self._notice(f"left out of the list: {error.received}")
             return
         yield dataclasses.replace(_entry(manifest), id=path.name)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file itself is at fault: a damaged schema or text looks like a mistake in our SQL."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    code = getattr(error, "sqlite_errorcode", None)  # Python's own errors have none
+    return code == sqlite3.SQLITE_ERROR or str(error).startswith("Could not decode")
 
 
 def _entry(manifest: RunManifest) -> RunEntry:

@@ -17,7 +17,7 @@ _LABELS: dict[CheckStatus, str] = {"ok": "ok", "warn": "warn", "fail": "FAIL", "
 
 
 def draw_doctor(report: DoctorReport, console: Console, *, problems_only: bool) -> None:
-    """Print the report. Below 72 columns the table becomes a list."""
+    """Print the report. Below 80 columns the table becomes a list."""
     for device in report.devices:
         console.print(line(_headline(device), "bold"))
     console.print(line(_host_line(report), "dim"))

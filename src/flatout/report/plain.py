@@ -5,7 +5,7 @@ import unicodedata
 from rich.console import Console
 from rich.text import Text
 
-NARROW = 72
+NARROW = 80
 
 
 def inert(text: str) -> str:

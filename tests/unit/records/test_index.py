@@ -175,6 +175,9 @@ DAMAGE = {
     "cut in the second page": lambda data: data[:5000],
     "a flipped header": lambda data: overwrite(data, 0, 16),
     "a broken first page": lambda data: overwrite(data, 100, 200),
+    "a column by another name": lambda data: data.replace(b"created_at TEXT", b"created_ax TEXT"),
+    "text that is not UTF-8": lambda data: data.replace(b"done", b"d\xffne"),
+    "a schema that is not UTF-8": lambda data: data.replace(b"CREATE TABLE", b"\xe8REATE TABLE"),
     "a broken second page": lambda data: overwrite(data, 4096, 4096),
 }
 
@@ -183,6 +186,7 @@ DAMAGE = {
 def test_a_corrupt_index_is_set_aside_and_made_again(project: Runs, how: str) -> None:
     runs = {project.make().manifest.id for _ in range(3)}
     damaged = DAMAGE[how](project.file.read_bytes())
+    assert damaged != project.file.read_bytes()
     project.file.write_bytes(damaged)
     assert project.ids() == runs
     (aside,) = project.set_aside()

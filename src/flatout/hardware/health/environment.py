@@ -54,6 +54,8 @@ _ALLOCATOR_KEYS = frozenset(
         "max_non_split_rounding_mb",
         "max_split_size_mb",
         "per_process_memory_fraction",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
         "pinned_num_register_threads",
         "pinned_reserve_segment_size_mb",
         "pinned_use_background_threads",

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from tests.fakes.machines import healthy_h200, with_environment, with_host, with_torch
-from tests.unit.hardware.health.looking import look, only
 
 from flatout.hardware.health.environment import DEBUG_STATE, DEBUG_VARIABLES
 from flatout.records.machine import CheckResult
+from tests.fakes.machines import healthy_h200, with_environment, with_host, with_torch
+from tests.unit.hardware.health.looking import look, only
 
 
 def threads(value: str) -> CheckResult:
@@ -152,7 +152,7 @@ def test_without_torch_the_environment_is_still_read() -> None:
 # --- env.allocator ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["expandable_segment", "max_split_size", "pinned_max_round_threshold_gb"])
+@pytest.mark.parametrize("key", ["expandable_segment", "max_split_size", "PINNED"])
 def test_an_unknown_key_fails_by_its_name(key: str) -> None:
     result = allocator(f"max_split_size_mb:128,{key}:1")
 
@@ -192,6 +192,7 @@ def test_settings_that_have_no_effect_together_warn() -> None:
         " expandable_segments : True , max_split_size_mb:128,",
         "roundup_power2_divisions:[256:1,512:2,>:8],garbage_collection_threshold:0.8",
         "backend:cudaMallocAsync",
+        "pinned_max_cached_size_mb:512,pinned_max_round_threshold_mb:64",
         "backend:native,expandable_segments:True",
     ],
 )

@@ -4,6 +4,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+
+from flatout.hardware.health.frameworks import kernel_support
+from flatout.records.device import Vendor
+from flatout.records.machine import ComputeProof, Framework, FrameworkName, Machine
 from tests.fakes.machines import (
     H200_UUID,
     h200,
@@ -17,10 +21,6 @@ from tests.fakes.machines import (
     without_gpu,
 )
 from tests.unit.hardware.health.looking import look, only
-
-from flatout.hardware.health.frameworks import kernel_support
-from flatout.records.device import Vendor
-from flatout.records.machine import ComputeProof, Framework, FrameworkName, Machine
 
 ON_CPU = ComputeProof(device="cpu", name="CPU", computed=True)
 
@@ -90,7 +90,8 @@ def test_a_cpu_build_beside_a_gpu_fails_with_the_command_to_reinstall() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "status", "fix"), [("amd", "fail", "ROCm"), ("intel", "warn", "XPU"), ("apple", "fail", "arm64")]
+    ("vendor", "status", "fix"),
+    [("amd", "fail", "ROCm"), ("intel", "warn", "XPU"), ("apple", "fail", "arm64")],
 )
 def test_each_vendor_is_sent_to_its_own_build(vendor: Vendor, status: str, fix: str) -> None:
     result = only("torch.build", with_torch(with_device(healthy_h200(), vendor=vendor), build="CPU"))
@@ -100,7 +101,8 @@ def test_each_vendor_is_sent_to_its_own_build(vendor: Vendor, status: str, fix: 
 
 
 @pytest.mark.parametrize(
-    ("vendor", "build"), [("nvidia", "CUDA 12.8"), ("amd", "ROCm 6.4"), ("intel", "XPU 2025.1"), ("apple", "MPS")]
+    ("vendor", "build"),
+    [("nvidia", "CUDA 12.8"), ("amd", "ROCm 6.4"), ("intel", "XPU 2025.1"), ("apple", "MPS")],
 )
 def test_the_build_for_the_card_is_fine(vendor: Vendor, build: str) -> None:
     result = only("torch.build", with_torch(with_device(healthy_h200(), vendor=vendor), build=build))
@@ -131,7 +133,9 @@ def test_an_unknown_build_is_not_judged() -> None:
 
 
 def test_a_card_newer_than_the_build_fails_with_what_the_build_has() -> None:
-    machine = with_torch(with_device(healthy_h200(), compute_capability="12.0"), architectures=("sm_80", "sm_90"))
+    machine = with_torch(
+        with_device(healthy_h200(), compute_capability="12.0"), architectures=("sm_80", "sm_90")
+    )
 
     result = only("torch.architecture", machine)
 

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.fakes.machines import GIB, healthy_h200, with_environment, with_host
-from tests.unit.hardware.health.looking import look, only
 
 from flatout.records.machine import Host, Machine, Place
+from tests.fakes.machines import GIB, healthy_h200, with_environment, with_host
+from tests.unit.hardware.health.looking import look, only
 
 MIB = 1 << 20
 

@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+
+from flatout.records.device import DeviceProcess
+from flatout.records.machine import Machine
 from tests.fakes.machines import (
     H200_UUID,
     h200,
@@ -15,9 +18,6 @@ from tests.fakes.machines import (
     without_gpu,
 )
 from tests.unit.hardware.health.looking import look, only
-
-from flatout.records.device import DeviceProcess
-from flatout.records.machine import Machine
 
 MIB = 1 << 20
 
@@ -106,7 +106,10 @@ def test_mig_with_instances_names_them() -> None:
 def test_another_gpus_instances_do_not_count() -> None:
     machine = two_gpus(mig_enabled=True, parent_uuid="")
     instance = h200(index=2, uuid="MIG-1", parent_uuid=H200_UUID)
-    pairs = [*zip(machine.gpus, machine.samples, strict=False), (instance, h200_sample(index=2, uuid="MIG-1"))]
+    pairs = [
+        *zip(machine.gpus, machine.samples, strict=False),
+        (instance, h200_sample(index=2, uuid="MIG-1")),
+    ]
 
     result = only("gpu.mig", with_gpus(machine, *pairs))
 

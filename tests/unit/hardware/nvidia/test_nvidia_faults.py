@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
-from flatout.hardware.machine import with_torch_memory
 from flatout.hardware.nvidia.session import NvmlSession
 from flatout.hardware.nvidia.source import NvidiaSource
+from flatout.hardware.torch_devices import with_torch_memory
 from flatout.records.device import Device
 from flatout.records.machine import ComputeProof, Framework
 from tests.fakes import nvml
@@ -258,7 +258,7 @@ def test_unified_memory_takes_torchs_figure_and_says_so() -> None:
     assert sample.memory_used_bytes is None
     proof = ComputeProof(device="cuda:0", uuid=fake.uuid(0)[4:], memory_total_bytes=128 << 30, computed=True)
     torch = Framework(name="torch", installed=True, proofs=(proof,))
-    labelled = with_torch_memory(device, [torch])
+    labelled = with_torch_memory(device, torch)
     assert labelled.memory_total_bytes == 128 << 30
     assert "torch" in labelled.memory_source
     assert "shared" in labelled.memory_source
