@@ -3,10 +3,12 @@
 A crash in a driver, an out-of-memory or a hang ends this process and not the user's command.
 """
 
+import math
 import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -60,6 +62,7 @@ class Measurement:
             ("host link", self._host_link),
             ("memory bandwidth", self._memory),
             *((f"{dtype} products", lambda d=dtype: self._matmul(d)) for dtype in dtypes),
+            ("launch cost again", self._launch),
         ]
         for done, (name, stage) in enumerate(stages):
             self._send({"event": "stage", "name": name, "done": done, "total": len(stages)})
@@ -119,14 +122,17 @@ class Measurement:
         self._take(names, lambda: dict(measure_host_link(self._torch, self._device, self._watch)))
 
     def _launch(self) -> None:
-        self._take(
-            ("launch_s",), lambda: {"launch_s": launch_seconds(self._torch, self._device, self._watch)}
-        )
-        self._take(("item_s",), lambda: {"item_s": item_seconds(self._torch, self._device, self._watch)})
+        """Measured at the start and at the end: a busy moment of the host passes, and the lower one stays."""
+        for field, read in (("launch_s", launch_seconds), ("item_s", item_seconds)):
+            self._take((field,), partial(self._lower, field, read))
         if self._device.startswith("cuda"):
             self._take(("graph_node_s",), lambda: {"graph_node_s": graph_node_seconds(self._torch)})
         else:
             self._unknown["graph_node_s"] = "graphs are CUDA's"
+
+    def _lower(self, field: str, read: Callable[[Any, str, Stopwatch], float]) -> dict[str, float]:
+        now = read(self._torch, self._device, self._watch)
+        return {field: min(self._fields.get(field, math.inf), now)}
 
     def _take(self, names: tuple[str, ...], read: Callable[[], dict[str, float]]) -> None:
         try:

@@ -89,7 +89,7 @@ def _draw_rows(rows: list[Row], console: Console) -> None:
             console.print(line(f"{label}: {value}" + (f" ({', '.join(extra)})" if extra else "")))
         console.print()
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("measured", justify="right")
     if sustained:
@@ -109,7 +109,7 @@ def _draw_sizes(matmuls: tuple[MatmulResult, ...], console: Console) -> None:
     if len(sizes) < 2 or is_narrow(console):
         return
     unit, scale = ("TFLOP/s", 1e12) if max(r.flops_per_s for r in matmuls) >= 1e12 else ("GFLOP/s", 1e9)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"{unit} by size")
     for m, n, k in sizes:
         table.add_column(str(m) if m == n == k else f"{m}x{n}x{k}", justify="right")

@@ -48,6 +48,7 @@ def test_the_cpu_is_measured_with_plausible_figures_and_stages_in_order() -> Non
         "host link",
         "memory bandwidth",
         "fp32 products",
+        "launch cost again",
     ]
 
 

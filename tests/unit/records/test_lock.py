@@ -74,6 +74,12 @@ def test_the_lock_of_a_killed_holder_is_free_and_names_the_next_one(tmp_path: Pa
         assert json.loads((tmp_path / "lock").read_bytes()) == {"pid": os.getpid(), "host": platform.node()}
 
 
+def test_a_longer_name_of_a_dead_holder_leaves_no_rest(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(json.dumps({"pid": 2**22, "host": "a-node-with-a-very-long-name" * 9}))
+    with folder_lock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+
+
 def test_an_exception_inside_gives_the_lock_back(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), folder_lock(tmp_path):
         raise ZeroDivisionError

@@ -40,11 +40,15 @@ def test_application_clocks_left_low_warn_with_the_reset() -> None:
     assert result.fix == "sudo nvidia-smi --reset-applications-clocks -i 0"
 
 
-@pytest.mark.parametrize("reasons", [(), ("idle",), ("power_cap",)])
-def test_idling_and_the_power_cap_are_normal(reasons: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [((), "no throttling"), (("idle",), "no throttling"), (("power_cap",), "at its power cap, as is normal")],
+)
+def test_idling_and_the_power_cap_are_normal(reasons: tuple[str, ...], words: str) -> None:
     result = only("gpu.throttling", with_sample(healthy_h200(), throttle_reasons=reasons))
 
     assert (result.status, result.fix) == ("ok", "")
+    assert words in result.evidence
 
 
 def test_reasons_that_cannot_be_read_are_unknown() -> None:

@@ -109,6 +109,10 @@ def test_a_process_with_more_than_a_quarter_is_fine(bound: int) -> None:
     assert (result.status, result.fix) == ("ok", "")
 
 
+def test_a_process_that_is_not_bound_is_called_free() -> None:
+    assert only("host.cpu-affinity", healthy_h200()).evidence == "free to use all 16 CPUs"
+
+
 @pytest.mark.parametrize("missing", ["cpu_affinity_count", "cpu_count"])
 def test_an_affinity_that_cannot_be_read_is_not_judged(missing: str) -> None:
     assert look("host.cpu-affinity", on_host(**{missing: None})) == []
@@ -181,8 +185,9 @@ def test_a_full_disk_fails_with_a_command_that_survives_pasting() -> None:
     assert result.fix.startswith("df -h '/data/my runs;x' ")
 
 
-def test_little_room_warns() -> None:
-    result = only("host.disk", with_place("temporary files", free_bytes=5 * GIB - 1))
+@pytest.mark.parametrize("free_bytes", [512 * MIB, 5 * GIB - 1])
+def test_little_room_warns(free_bytes: int) -> None:
+    result = only("host.disk", with_place("temporary files", free_bytes=free_bytes))
 
     assert result.status == "warn"
     assert "temporary files /data" in result.evidence

@@ -188,6 +188,7 @@ def test_more_than_four_are_counted_and_all_are_in_the_command() -> None:
 
     assert result.evidence.endswith("; and 2 more")
     assert result.fix.startswith("ps -fp 1,2,3,4,5,6 ")
+    assert "more" not in only("gpu.processes", held_by(*crowd[:4])).evidence
 
 
 def test_a_process_with_next_to_nothing_is_let_pass() -> None:

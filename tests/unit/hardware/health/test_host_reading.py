@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flatout.hardware.command import ToolOutput
@@ -270,6 +271,14 @@ def test_a_name_that_is_too_long_is_survived(tmp_path: Path) -> None:
     place = read_place("compile cache", tmp_path / ("x" * 300) / "cache")
 
     assert place.free_bytes
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/self"])
+def test_the_kind_of_a_mounted_file_system_is_known_at_and_below_its_mount(path: str) -> None:
+    if not any(partition.mountpoint == "/proc" for partition in psutil.disk_partitions(all=True)):
+        pytest.skip("/proc is not a mount of its own here")
+
+    assert read_place("temporary files", Path(path)).filesystem == "proc"
 
 
 # --- the PCI bus ------------------------------------------------------------------------------------------
