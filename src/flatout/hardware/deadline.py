@@ -33,7 +33,7 @@ class Pending(Generic[T]):
     def result(self, timeout_s: float) -> T:
         """The answer, or DeadlinePassed."""
         if not self._done.wait(max(0.0, timeout_s)):
-            raise DeadlinePassed(f"no answer within {timeout_s:.1f} s")
+            raise DeadlinePassed("no answer before the deadline")
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]

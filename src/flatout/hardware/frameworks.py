@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -17,37 +18,61 @@ PROBE_TIMEOUT_S = 90.0
 _MARK = b"FLATOUT-PROBE "
 
 
-def probe_framework(
-    name: FrameworkName,
-    *,
-    python: str = sys.executable,
-    timeout_s: float = PROBE_TIMEOUT_S,
-    extra_environment: Mapping[str, str] | None = None,
-    program: Path | None = None,
-) -> Framework:
-    """What `python`'s framework says of itself and its devices; a hang or a crash is an answer too."""
-    source = program or Path(str(resources.files("flatout.hardware.probes") / "compute.py"))
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(extra_environment or {})}
-    try:
-        child = subprocess.Popen(
-            [python, str(source), name],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Framework(name=name, installed=False, problem=f"{python} cannot be started: {error.strerror}")
-    with child:
+class Probe:
+    """A child that looks at one framework. Started at once; `result` waits for it, `cancel` ends it."""
+
+    def __init__(
+        self,
+        name: FrameworkName,
+        *,
+        python: str = sys.executable,
+        timeout_s: float = PROBE_TIMEOUT_S,
+        extra_environment: Mapping[str, str] | None = None,
+        program: Path | None = None,
+    ) -> None:
+        self.name = name
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._refusal = ""
+        source = program or Path(str(resources.files("flatout.hardware.probes") / "compute.py"))
         try:
-            out, err = child.communicate(timeout=timeout_s)
+            self._child = subprocess.Popen(
+                [python, str(source), name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(extra_environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._refusal = f"{python} cannot be started: {error.strerror}"
+
+    def result(self) -> Framework:
+        """What the framework says of itself and its devices; a hang or a crash is an answer too."""
+        if self._child is None:
+            return Framework(name=self.name, installed=False, problem=self._refusal)
+        try:
+            out, err = self._child.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            problem = f"using {name} gave no answer within {timeout_s:g} s"
-            return Framework(name=name, installed=True, problem=problem)
+            problem = f"using {self.name} gave no answer within {self._timeout_s:g} s"
+            return Framework(name=self.name, installed=True, problem=problem)
         finally:
-            end_process_group(child.pid)
-    return _understand(name, out, err, child.returncode)
+            self.cancel()
+        return _understand(self.name, out, err, self._child.returncode)
+
+    def cancel(self) -> None:
+        """End the child and everything it started. Safe to call at any time."""
+        if self._child is None:
+            return
+        end_process_group(self._child.pid)
+        with self._child:  # reaps it and closes its pipes
+            pass
+
+
+def probe_framework(name: FrameworkName, *, python: str = sys.executable) -> Framework:
+    """Start a probe and wait for it."""
+    return Probe(name, python=python).result()
 
 
 def _understand(name: FrameworkName, out: bytes, err: bytes, returncode: int) -> Framework:

@@ -6,13 +6,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from flatout.hardware.amd.source import AmdSource
 from flatout.hardware.apple import AppleSource
 from flatout.hardware.cpu import CpuSource
-from flatout.hardware.frameworks import FRAMEWORKS, probe_framework
+from flatout.hardware.frameworks import FRAMEWORKS, Probe
 from flatout.hardware.host import read_host
 from flatout.hardware.intel import IntelSource
 from flatout.hardware.kernel_log import kernel_xids
@@ -20,7 +19,7 @@ from flatout.hardware.nvidia.source import NvidiaSource
 from flatout.hardware.protocol import DeviceSource
 from flatout.hardware.torch_devices import complete_with_torch
 from flatout.records.device import Device, DeviceSample
-from flatout.records.machine import Framework, FrameworkName, Machine, VendorStatus
+from flatout.records.machine import FrameworkName, Machine, VendorStatus
 
 # Variables that change how a job runs. Values that could be secret are never taken.
 _RELEVANT = re.compile(
@@ -61,25 +60,23 @@ def gather_machine(
     frameworks: Sequence[FrameworkName] = FRAMEWORKS,
     on_done: Callable[[str], None] = lambda _what: None,
 ) -> Machine:
-    """Everything that the checks need. The slow parts run beside each other; `on_done` hears of each."""
+    """Everything that the checks need; `on_done` hears of each part."""
     environment = os.environ if environment is None else environment
     own = default_sources() if sources is None else list(sources)
-
-    def probe(name: FrameworkName) -> Framework:
-        found = probe_framework(name, python=python)
-        on_done(name)
-        return found
-
+    # The probes take seconds, most of it to import torch: they run while we look at the rest.
+    probes = [Probe(name, python=python) for name in frameworks]
+    found = []
     try:
-        with ThreadPoolExecutor(max_workers=len(frameworks) + 2) as pool:
-            asked = [pool.submit(probe, name) for name in frameworks]
-            log = pool.submit(kernel_xids)
-            devices, samples, vendors = discover_devices(own)
-            on_done("devices")
-            host = read_host(places=important_places(environment))
-            xids, log_reason = log.result()
-            found = tuple(future.result() for future in asked)
+        devices, samples, vendors = discover_devices(own)
+        host = read_host(places=important_places(environment))
+        xids, log_reason = kernel_xids()
+        on_done("devices")
+        for probe in probes:
+            found.append(probe.result())
+            on_done(probe.name)
     finally:
+        for probe in probes:
+            probe.cancel()
         for source in own:
             source.close()
     whole, sampled = complete_with_torch(devices, samples, found)
@@ -88,7 +85,7 @@ def gather_machine(
         samples=sampled,
         vendors=tuple(vendors),
         host=host,
-        frameworks=found,
+        frameworks=tuple(found),
         environment=relevant_environment(environment),
         kernel_xids=xids,
         unknown={} if xids is not None else {"kernel_xids": log_reason},

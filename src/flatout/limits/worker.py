@@ -6,6 +6,7 @@ A crash in a driver, an out-of-memory or a hang ends this process and not the us
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ from flatout.records.limits import MatmulResult, Measured
 from flatout.records.rated import Dtype
 
 _SUSTAIN_S = 0.8
+_PARENT_CHECK_S = 0.5
 _ONLY_ON_GPU = "the CPU is the host: there is no link, launch queue or graph to measure"
 
 
@@ -156,12 +158,20 @@ def measurable(torch: Any, device: str) -> str:
     return "" if module.is_available() else f"torch {torch.__version__} cannot use {kind} here"
 
 
+def _follow_parent(parent: int) -> None:
+    """End when the command that asked for this is gone, however it went: nobody would read the result."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(1)
+
+
 def main(pipe: int, orders: list[Order]) -> None:
     """Measure one device after the other and write JSON lines to the file descriptor `pipe`."""
 
     def send(event: dict[str, Any]) -> None:
         os.write(pipe, msgspec.json.encode(event) + b"\n")
 
+    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
     send({"event": "stage", "name": "import torch", "done": 0, "total": 0})
     import torch
 

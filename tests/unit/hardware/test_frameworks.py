@@ -1,11 +1,12 @@
 """Framework probes: real torch in a real child, and children that crash, hang, lie or are not there."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from flatout.hardware.frameworks import probe_framework
+from flatout.hardware.frameworks import Probe, probe_framework
 from tests.fakes.processes import wait_until_gone
 
 
@@ -36,7 +37,7 @@ def test_a_framework_that_is_not_installed_is_no_problem() -> None:
 
 def test_a_broken_install_is_a_problem_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('libcusolver.so.11: cannot open shared object file')")
-    found = probe_framework("jax", extra_environment={"PYTHONPATH": str(tmp_path)})
+    found = Probe("jax", extra_environment={"PYTHONPATH": str(tmp_path)}).result()
     assert found.installed
     assert "libcusolver.so.11" in found.problem
 
@@ -58,7 +59,7 @@ def device_put(array, device): return array
 def default_backend(): return "fake"
 """
     )
-    found = probe_framework("jax", extra_environment={"PYTHONPATH": str(tmp_path)})
+    found = Probe("jax", extra_environment={"PYTHONPATH": str(tmp_path)}).result()
     [proof] = found.proofs
     assert proof.name == "Fake GPU"
     assert not proof.computed
@@ -67,13 +68,13 @@ def default_backend(): return "fake"
 
 def test_switches_left_on_by_a_sitecustomize_are_seen(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch; torch.autograd.set_detect_anomaly(True)")
-    found = probe_framework("torch", extra_environment={"PYTHONPATH": str(tmp_path)})
+    found = Probe("torch", extra_environment={"PYTHONPATH": str(tmp_path)}).result()
     assert found.switches["anomaly_mode"] == "on"
 
 
 def test_a_crash_names_its_signal(tmp_path: Path) -> None:
     source = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    found = probe_framework("torch", program=source)
+    found = Probe("torch", program=source).result()
     assert "signal 11" in found.problem
 
 
@@ -86,20 +87,20 @@ def test_a_hang_ends_at_the_deadline_and_takes_its_children_along(tmp_path: Path
         f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)\n",
     )
-    found = probe_framework("torch", program=source, timeout_s=3)
+    found = Probe("torch", program=source, timeout_s=3).result()
     assert "no answer within 3 s" in found.problem
     assert wait_until_gone(int(pid_file.read_text()))
 
 
 @pytest.mark.parametrize("line", ["FLATOUT-PROBE {", "FLATOUT-PROBE [1]", 'FLATOUT-PROBE {"proofs": 3}'])
 def test_a_garbled_answer_is_a_problem(tmp_path: Path, line: str) -> None:
-    found = probe_framework("torch", program=program(tmp_path, f"print({line!r})"))
+    found = Probe("torch", program=program(tmp_path, f"print({line!r})")).result()
     assert "garbled" in found.problem
 
 
 def test_noise_around_the_answer_does_not_matter(tmp_path: Path) -> None:
     noisy = "print('WARNING: something'); print('FLATOUT-PROBE {\"installed\": false}'); print('bye')"
-    found = probe_framework("torch", program=program(tmp_path, noisy))
+    found = Probe("torch", program=program(tmp_path, noisy)).result()
     assert not found.installed
     assert found.problem == ""
 
@@ -115,3 +116,16 @@ def test_another_environments_python_is_asked(tmp_path: Path) -> None:
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     wrapper.chmod(0o755)
     assert not probe_framework("torch", python=str(wrapper)).installed
+
+
+def test_a_cancelled_probe_leaves_no_process(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    source = program(
+        tmp_path, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    probe = Probe("torch", program=source)
+    while not pid_file.exists() or not pid_file.read_text():
+        time.sleep(0.01)
+    probe.cancel()
+    probe.cancel()
+    assert wait_until_gone(int(pid_file.read_text()))

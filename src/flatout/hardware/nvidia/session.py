@@ -118,7 +118,7 @@ class NvmlSession:
         """The session answered with an error that only a new one can mend: start over, after a pause."""
         if self._pid != os.getpid():
             return
-        self._pid = 0
+        self.close()  # NVML counts its users: without this, the next start would return the broken session
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_FIRST_S, 2 * self._backoff_s))
         self._retry_at = self._monotonic() + self._backoff_s
         self._last = self._explain(error)
@@ -139,6 +139,7 @@ class NvmlSession:
             evidence = "NVIDIA's management library (libnvidia-ml) is not on this machine"
             return NvmlUnavailable(Problem(code="nvidia.no_library", evidence=evidence, fix=""), absent=True)
         if isinstance(error, DeadlinePassed):
+            error = DeadlinePassed(f"no answer within {self._init_timeout_s:g} s")
             fix = "nvidia-smi   # if it hangs too, the driver is wedged: look at dmesg, then reboot"
             return NvmlUnavailable(Problem(code="nvidia.blocked", evidence=f"NVML: {error}", fix=fix))
         name, fix = _FIXES.get(code, _UNKNOWN_FIX)

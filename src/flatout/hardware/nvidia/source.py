@@ -1,5 +1,6 @@
 """NVIDIA's devices for the rest of Flatout: discovery and samples that survive what drivers do."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +98,15 @@ class NvidiaSource:
 
     def close(self) -> None:
         """End the NVML session."""
+        self._drop_gpm()
         self._session.close()
+
+    def _drop_gpm(self) -> None:
+        for reader in self._gpm.values():
+            if reader is not None:
+                with contextlib.suppress(self._session.error):
+                    reader.close()
+        self._gpm = {}
 
     def _discover_one(self, position: int, devices: list[Device], problems: list[Problem]) -> None:
         library = self._session.library
@@ -126,7 +135,7 @@ class NvidiaSource:
         if self._generation != self._session.generation:
             self._generation = self._session.generation
             self._handles = {}
-            self._gpm = {}
+            self._drop_gpm()
             if self._xids is not None:
                 self._xids.forget_session()
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any, Dict, List  # noqa: UP035 - the user's Python may be older than ours
 
@@ -16,7 +17,15 @@ SIZE = 256
 
 def main(name: str) -> None:
     """Look, compute, print one line that the parent finds among whatever else was printed."""
+    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
     print("FLATOUT-PROBE " + json.dumps(examine(name)), flush=True)  # noqa: T201
+
+
+def follow_parent(parent: int) -> None:
+    """End when the command that asked for this is gone, however it went."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def examine(name: str) -> Dict[str, Any]:  # noqa: UP006

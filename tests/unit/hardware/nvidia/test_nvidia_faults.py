@@ -73,6 +73,7 @@ def test_a_session_that_breaks_gives_stale_samples_and_is_started_again_with_bac
 
     stale = source.sample(devices)
     assert fake.fired[f"nvmlDeviceGetMemoryInfo {code}"] == 2
+    assert fake.calls["nvmlShutdown"] == 1  # or the next start would get the same broken session
     assert [sample.state for sample in stale] == ["stale", "stale"]
     assert stale[0].taken_at_unix_s == good[0].taken_at_unix_s  # the old value keeps its own time
     assert stale[0].memory_free_bytes == good[0].memory_free_bytes

@@ -85,6 +85,8 @@ def test_gpm_samples_are_freed(fake: FakeNvml) -> None:
     for _ in range(20):
         source.sample(devices)
     assert fake.live_samples == len(devices)
+    source.close()
+    assert fake.live_samples == 0
 
 
 def test_nvlinks_are_listed_with_their_state(fake: FakeNvml) -> None:

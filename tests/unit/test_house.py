@@ -1,0 +1,53 @@
+"""The house and its papers agree: rooms, public names, README, results."""
+
+import json
+import re
+from pathlib import Path
+
+import flatout
+from flatout.cli.commands import COMMANDS
+from flatout.hardware.catalogue import catalogue
+from flatout.hardware.health.catalogue import CHECKS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_public_surface_is_what_we_meant() -> None:
+    assert flatout.__all__ == ["__version__"]
+
+
+def test_every_room_is_described_in_the_architecture() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {path.name for path in (ROOT / "src/flatout").iterdir() if (path / "__init__.py").exists()}
+    described = set(re.findall(r"`src/flatout/(\w+)/`", text))
+    assert described == rooms
+
+
+def test_every_room_says_its_job_in_one_sentence() -> None:
+    for file in (ROOT / "src").rglob("*.py"):
+        first = file.read_text().splitlines()[0]
+        assert first.startswith('"""'), file
+
+
+def test_the_readme_lists_every_command_and_counts_right() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"\| `flatout (\w+)` \|", text) == list(COMMANDS)
+    assert f"{len(CHECKS)} checks" in text
+    assert f"{len(catalogue())} GPUs" in text
+
+
+def test_every_link_in_the_papers_leads_somewhere() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_result_file_says_when_where_and_with_what() -> None:
+    files = list((ROOT / "benchmarks/results").glob("*.json"))
+    assert files
+    for file in files:
+        machine = json.loads(file.read_text())["machine"]
+        assert file.name.startswith(machine["date"][:10])
+        assert machine["devices"]
+        assert machine["versions"]["torch"]
