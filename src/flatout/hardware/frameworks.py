@@ -48,6 +48,11 @@ class Probe:
         except OSError as error:
             self._refusal = f"{python} cannot be started: {error.strerror}"
 
+    @property
+    def pid(self) -> int | None:
+        """The child's PID, or None when it could not be started."""
+        return self._child.pid if self._child else None
+
     def result(self) -> Framework:
         """What the framework says of itself and its devices; a hang or a crash is an answer too."""
         if self._child is None:

@@ -14,6 +14,7 @@ from flatout.records.machine import Host, Place
 from flatout.records.unknown import Readings
 
 _NO_LIMIT = 1 << 60
+_CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 # Controller -> names of the limit, of the use, and of the droppable part of it. "" is cgroup v2.
 _MEMORY_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
@@ -34,7 +35,8 @@ def read_host(*, root: Path = Path("/"), places: tuple[tuple[str, Path], ...] = 
     fields.read("cpu_count", os.cpu_count)
     fields.read("cpu_affinity_count", lambda: len(os.sched_getaffinity(0)))
     fields.read("cpu_quota", lambda: cpu_quota(root))
-    fields.read("cpu_governor", lambda: _text(root, "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    fields.read("cpu_governor", lambda: _text(root, f"{_CPUFREQ}/scaling_governor"))
+    fields.read("cpu_frequency_driver", lambda: _text(root, f"{_CPUFREQ}/scaling_driver"))
     memory = psutil.virtual_memory()
     fields.read("memory_total_bytes", lambda: memory.total)
     fields.read("memory_available_bytes", lambda: memory.available)

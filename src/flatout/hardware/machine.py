@@ -1,5 +1,6 @@
 """Gathers a whole machine at once: devices of all vendors, host, frameworks, settings."""
 
+import dataclasses
 import getpass
 import os
 import re
@@ -68,6 +69,7 @@ def gather_machine(
     found = []
     try:
         devices, samples, vendors = discover_devices(own)
+        samples = [_without(sample, {probe.pid for probe in probes}) for sample in samples]
         host = read_host(places=important_places(environment))
         xids, log_reason = kernel_xids()
         on_done("devices")
@@ -90,6 +92,14 @@ def gather_machine(
         kernel_xids=xids,
         unknown={} if xids is not None else {"kernel_xids": log_reason},
     )
+
+
+def _without(sample: DeviceSample, pids: set[int | None]) -> DeviceSample:
+    """A sample without our own probes, which may hold the GPU by now."""
+    if not sample.processes:
+        return sample
+    others = tuple(process for process in sample.processes if process.pid not in pids)
+    return dataclasses.replace(sample, processes=others)
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:

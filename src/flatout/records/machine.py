@@ -33,6 +33,7 @@ class Host:
     cpu_affinity_count: int | None = None
     cpu_quota: float | None = None
     cpu_governor: str | None = None
+    cpu_frequency_driver: str | None = None
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
     memory_limit_bytes: int | None = None

@@ -183,7 +183,7 @@ def test_a_driver_that_blocks_gives_the_last_sample_marked_stale() -> None:
 
     assert free.state == "up"
     assert stuck.state == "stale"
-    assert "no answer within" in stuck.state_reason
+    assert "no answer" in stuck.state_reason
     assert stuck.taken_at_unix_s == before[1].taken_at_unix_s
     assert stuck.memory_used_bytes == before[1].memory_used_bytes
 

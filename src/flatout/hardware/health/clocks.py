@@ -51,6 +51,11 @@ def _judge(device: Device, reasons: tuple[str, ...]) -> Outcome:
         )
     if "power_cap" in reasons:
         return Outcome("ok", "at its power cap, as is normal under full load", device=device)
+    others = [reason for reason in reasons if reason != "idle"]
+    if others:
+        return Outcome(
+            "ok", f"not throttled by heat or power; clocks follow {', '.join(others)}", device=device
+        )
     return Outcome("ok", "no throttling now", device=device)
 
 

@@ -1,7 +1,7 @@
 """The environment: thread counts, debug switches that were left on, allocator settings."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flatout.hardware.health.check import Outcome
 from flatout.records.machine import Machine
@@ -15,7 +15,10 @@ DEBUG_VARIABLES: dict[str, tuple[str, str]] = {
     "HIP_LAUNCH_BLOCKING": (r".+", "each kernel launch waits for the GPU: host and GPU never overlap"),
     "AMD_SERIALIZE_KERNEL": (r".+", "kernels run one by one, each waited for"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": (r".+", "each allocation goes to the driver and waits for the GPU"),
-    "CUDA_DEVICE_MAX_CONNECTIONS": (r"1", "all streams share one queue: copies and kernels overlap less"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": (
+        r"1",
+        "all streams share one queue: less overlap (Megatron-LM wants it so)",
+    ),
     "NVIDIA_TF32_OVERRIDE": (r"0", "TF32 is off for every library: fp32 products run without tensor cores"),
     "TORCHDYNAMO_DISABLE": (r".+", "torch.compile does nothing"),
     "TORCH_COMPILE_DISABLE": (r".+", "torch.compile does nothing"),
@@ -69,6 +72,15 @@ _ALLOCATOR_KEYS = frozenset(
 )
 
 
+# What torch accepts, for the keys that people set most.
+_ALLOCATOR_VALUES: dict[str, Callable[[str], bool]] = {
+    "expandable_segments": lambda text: text in ("True", "False"),
+    "max_split_size_mb": lambda text: text.isdecimal() and int(text) > 20,
+    "garbage_collection_threshold": lambda text: re.fullmatch(r"0?\.\d*[1-9]\d*", text) is not None,
+    "backend": lambda text: text in ("native", "cudaMallocAsync", "hipMallocAsync"),
+}
+
+
 def thread_variables(machine: Machine) -> Iterator[Outcome]:
     """Reads the variables that fix the number of CPU threads.
 
@@ -88,7 +100,8 @@ def thread_variables(machine: Machine) -> Iterator[Outcome]:
         elif int(first) > usable:
             yield Outcome("warn", f"{name}={value}, with {usable} CPUs to use", f"export {name}={usable}")
         elif int(first) == 1 and usable >= 4:
-            yield Outcome("warn", f"{name}=1: CPU work uses one of {usable} CPUs", f"export {name}={usable}")
+            fix = f"export {name}={usable}   # divided by the ranks on this machine"
+            yield Outcome("warn", f"{name}=1: CPU work uses one of {usable} CPUs", fix)
         else:
             yield Outcome("ok", f"{name}={value}")
     if not set_here:
@@ -150,6 +163,9 @@ def _judge_allocator(name: str, value: str) -> Iterator[Outcome]:
             f"{shapeless[0]!r} is not of the form key:value" if shapeless else f"unknown key {unknown[0]!r}"
         )
         yield Outcome("fail", f"{name}={value}: {what}", f"unset {name}")
+    elif wrong := [key for key, setting in settings.items() if not _ALLOCATOR_VALUES.get(key, bool)(setting)]:
+        evidence = f"{name}={value}: torch refuses {wrong[0]}:{settings[wrong[0]]}"
+        yield Outcome("fail", evidence, f"unset {name}")
     elif settings.get("backend") == "cudaMallocAsync" and "expandable_segments" in settings:
         evidence = f"{name}: expandable_segments has no effect with backend cudaMallocAsync"
         yield Outcome("warn", evidence, f"export {name}=expandable_segments:True")

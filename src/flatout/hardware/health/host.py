@@ -13,6 +13,9 @@ _SHM = "/dev/shm"  # noqa: S108 - a name to print, not a file to make
 _DISK_LOW_BYTES = 5 << 30
 _DISK_FULL_BYTES = 512 << 20
 _MEMORY_NEARLY_FULL = 0.9
+_SCALES_ITSELF = ("intel_pstate", "amd-pstate", "amd_pstate")
+_SHM_FREE_LOW_BYTES = 64 << 20
+_MEMORY_LOW_BYTES = 1 << 30
 _NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb", "lustre", "gpfs", "ceph", "fuse.sshfs", "beegfs", "9p")
 
 
@@ -21,7 +24,7 @@ def shared_memory(machine: Machine) -> Iterator[Outcome]:
 
     Containers get 64 MiB unless told otherwise; workers then die with "bus error" at the first large batch.
     """
-    total = machine.host.shm_total_bytes
+    total, free = machine.host.shm_total_bytes, machine.host.shm_free_bytes
     if total is None:
         return
     if total < _SHM_ENOUGH_BYTES:
@@ -29,6 +32,9 @@ def shared_memory(machine: Machine) -> Iterator[Outcome]:
         if not machine.host.container:
             fix = "sudo mount -o remount,size=8G /dev/shm   # in a container: --ipc=host or --shm-size=8g"
         yield Outcome("warn", f"{_SHM} has {gigabytes(total)}: DataLoader workers may die of it", fix)
+    elif free is not None and free < _SHM_FREE_LOW_BYTES:
+        fix = f"ls -lah {_SHM}   # what is left there by dead workers can be deleted"
+        yield Outcome("warn", f"{_SHM} is full: {gigabytes(free)} of {gigabytes(total)} free", fix)
     else:
         yield Outcome("ok", f"{_SHM} has {gigabytes(total)}")
 
@@ -78,9 +84,14 @@ def cpu_affinity(machine: Machine) -> Iterator[Outcome]:
 
 
 def cpu_governor(machine: Machine) -> Iterator[Outcome]:
-    """Looks at the CPU's frequency governor: "powersave" makes kernel launches slower on some machines."""
+    """Looks at the CPU's frequency governor: "powersave" pins old drivers to the lowest clock.
+
+    Kernel launches then take longer. With intel_pstate and amd-pstate, powersave is the usual setting and
+    still reaches full clocks: there it is no fault.
+    """
     governor = machine.host.cpu_governor
-    if governor == "powersave":
+    driver = machine.host.cpu_frequency_driver or ""
+    if governor == "powersave" and not driver.startswith(_SCALES_ITSELF):
         yield Outcome(
             "warn", "the CPU's governor is 'powersave'", "sudo cpupower frequency-set -g performance"
         )
@@ -103,7 +114,11 @@ def memory_limit(machine: Machine) -> Iterator[Outcome]:
     if host.memory_limit_bytes is None:
         available = host.memory_available_bytes
         free = f", {gigabytes(available)} available" if available is not None else ""
-        yield Outcome("ok", f"{gigabytes(host.memory_total_bytes)}{free}, no limit")
+        evidence = f"{gigabytes(host.memory_total_bytes)}{free}, no limit"
+        if available is not None and available < _MEMORY_LOW_BYTES:
+            yield Outcome("warn", evidence, "ps aux --sort=-rss | head   # who has it?")
+        else:
+            yield Outcome("ok", evidence)
         return
     used = host.memory_limit_used_bytes
     evidence = f"limited to {gigabytes(host.memory_limit_bytes)} of {gigabytes(host.memory_total_bytes)}"
@@ -126,7 +141,9 @@ def disk_space(machine: Machine) -> Iterator[Outcome]:
             continue
         evidence = f"{place.purpose} {place.path}: {gigabytes(place.free_bytes)} free"
         fix = f"df -h {shlex.quote(place.path)}   # make room, or work elsewhere"
-        if place.free_bytes < _DISK_FULL_BYTES:
+        if place.writable is False:
+            yield Outcome("warn", f"{place.purpose} {place.path} cannot be written", "work in another folder")
+        elif place.free_bytes < _DISK_FULL_BYTES:
             yield Outcome("fail", evidence, fix)
         elif place.free_bytes < _DISK_LOW_BYTES:
             yield Outcome("warn", evidence, fix)

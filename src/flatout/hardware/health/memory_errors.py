@@ -108,7 +108,7 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
             "warn", f"{_summary(application)}: usually the job's own fault", "sudo dmesg | grep -i xid"
         )
     if not machine.kernel_xids:
-        yield Outcome("ok", "none in the kernel log since boot")
+        yield Outcome("ok", "none in the kernel log")
 
 
 def _summary(entries: list[KernelXid]) -> str:

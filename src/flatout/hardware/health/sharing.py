@@ -87,9 +87,9 @@ def other_processes(machine: Machine) -> Iterator[Outcome]:
                     "unknown", sample.unknown.get("processes", "the driver does not say"), device=device
                 )
             continue
-        holding = [
-            p for p in sample.processes if p.memory_bytes is None or p.memory_bytes >= _HOLDS_MUCH_BYTES
-        ]
+        # A desktop on the GPU is nobody's forgotten job.
+        computing = [process for process in sample.processes if process.kind != "graphics"]
+        holding = [p for p in computing if p.memory_bytes is None or p.memory_bytes >= _HOLDS_MUCH_BYTES]
         if not holding:
             yield Outcome("ok", "no other process holds its memory", device=device)
             continue

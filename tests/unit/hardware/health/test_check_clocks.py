@@ -146,3 +146,9 @@ def test_persistence_on_is_fine() -> None:
 
 def test_persistence_that_cannot_be_read_is_not_mentioned() -> None:
     assert look("gpu.persistence", with_sample(healthy_h200(), persistence_mode=None)) == []
+
+
+def test_clocks_that_follow_something_harmless_are_said_and_fine() -> None:
+    result = only("gpu.throttling", with_sample(healthy_h200(), throttle_reasons=("idle", "sync_boost")))
+    assert result.status == "ok"
+    assert "sync_boost" in result.evidence

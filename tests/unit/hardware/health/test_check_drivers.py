@@ -57,7 +57,7 @@ def test_an_amd_card_without_a_driver_is_not_sent_to_nvidia(container: bool, fix
 
     result = only("device.present", machine)
 
-    assert result.status == "fail"
+    assert result.status == "warn"  # it may be a processor's own graphics
     assert fix in result.fix
     assert "nvidia" not in result.fix.lower()
 

@@ -28,7 +28,9 @@ def allocator(value: str) -> CheckResult:
 def test_torchruns_single_thread_warns_with_the_number_to_use() -> None:
     result = threads("1")
 
-    assert (result.status, result.fix) == ("warn", "export OMP_NUM_THREADS=16")
+    assert result.status == "warn"
+    assert result.fix.startswith("export OMP_NUM_THREADS=16 ")
+    assert "ranks" in result.fix
     assert "one of 16 CPUs" in result.evidence
 
 
@@ -224,3 +226,21 @@ def test_no_settings_are_torchs_defaults(variables: dict[str, str]) -> None:
     machine = with_environment(healthy_h200(), **variables)
 
     assert only("env.allocator", machine).evidence == "not set: torch's defaults"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["expandable_segments:true", "max_split_size_mb:10", "garbage_collection_threshold:1.5", "backend:fast"],
+)
+def test_a_value_that_torch_refuses_fails(setting: str) -> None:
+    result = allocator(setting)
+
+    assert result.status == "fail"
+    assert setting in result.evidence
+
+
+@pytest.mark.parametrize(
+    "setting", ["max_split_size_mb:21", "garbage_collection_threshold:0.8", "expandable_segments:False"]
+)
+def test_a_value_that_torch_takes_is_fine(setting: str) -> None:
+    assert allocator(setting).status == "ok"

@@ -254,3 +254,30 @@ def test_nothing_is_said_of_a_host_that_was_not_read() -> None:
         *("host.memory-limit", "host.disk", "host.compile-cache"),
     ):
         assert look(check, machine) == []
+
+
+@pytest.mark.parametrize("driver", ["intel_pstate", "amd-pstate-epp"])
+def test_powersave_is_the_usual_setting_of_drivers_that_scale_themselves(driver: str) -> None:
+    machine = on_host(cpu_governor="powersave", cpu_frequency_driver=driver)
+    assert only("host.cpu-governor", machine).status == "ok"
+
+
+def test_a_full_shared_memory_warns_although_it_is_large() -> None:
+    result = only("host.shared-memory", on_host(shm_total_bytes=64 << 30, shm_free_bytes=1 << 20))
+    assert result.status == "warn"
+    assert "1 MiB of 64.0 GiB free" in result.evidence
+
+
+def test_a_machine_whose_memory_is_nearly_gone_warns() -> None:
+    result = only("host.memory-limit", on_host(memory_available_bytes=500 << 20))
+    assert result.status == "warn"
+    assert "500 MiB available" in result.evidence
+
+
+def test_a_working_folder_that_cannot_be_written_warns() -> None:
+    place = Place(
+        purpose="working folder", path="/data", free_bytes=1 << 40, total_bytes=1 << 41, writable=False
+    )
+    result = only("host.disk", on_host(places=(place,)))
+    assert result.status == "warn"
+    assert "/data cannot be written" in result.evidence

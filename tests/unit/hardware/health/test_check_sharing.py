@@ -211,3 +211,8 @@ def test_other_vendors_and_lost_gpus_without_a_list_stay_silent() -> None:
     blind = with_sample(healthy_h200(), processes=None)
     assert look("gpu.processes", with_device(blind, vendor="apple")) == []
     assert look("gpu.processes", with_sample(blind, state="down")) == []
+
+
+def test_a_desktop_on_the_gpu_is_no_forgotten_job() -> None:
+    desktop = DeviceProcess(pid=1200, kind="graphics", memory_bytes=900 * MIB, name="Xorg", user="root")
+    assert only("gpu.processes", with_sample(healthy_h200(), processes=(desktop,))).status == "ok"
