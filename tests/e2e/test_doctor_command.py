@@ -53,8 +53,9 @@ def test_a_failing_check_exits_with_one(flatout: Run) -> None:
     done = flatout("doctor", "--json", PYTORCH_CUDA_ALLOC_CONF="expandable_segmnets:True")
     assert done.returncode == 1
     failed = [check for check in json.loads(done.stdout)["checks"] if check["status"] == "fail"]
-    assert [check["id"] for check in failed] == ["env.allocator"]
-    assert "expandable_segmnets" in failed[0]["evidence"]
+    # With a GPU, torch itself fails on the setting too.
+    [allocator] = [check for check in failed if check["id"] == "env.allocator"]
+    assert "expandable_segmnets" in allocator["evidence"]
 
 
 def test_secrets_in_the_environment_stay_out(flatout: Run) -> None:

@@ -1,6 +1,7 @@
 """`flatout limits` as a user meets it, on the CPU."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_without_torch_the_extra_is_named(flatout: Run, tmp_path: Path) -> None:
         "    return real(name)\n"
         "m.version = version\n"
     )
-    done = flatout("limits", PYTHONPATH=str(tmp_path))
+    done = flatout("limits", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 3
     assert "flatout[torch]" in done.stderr
 
