@@ -4,7 +4,6 @@ from collections import Counter
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from flatout.records.device import Device
@@ -24,10 +23,9 @@ def draw_doctor(report: DoctorReport, console: Console, *, problems_only: bool) 
     console.print()
     several = sum(device.vendor != "cpu" for device in report.devices) > 1
     shown = [check for check in report.checks if not problems_only or check.status != "ok"]
-    if is_narrow(console):
-        _draw_list(shown, console, several=several)
-    else:
-        _draw_table(shown, console, several=several)
+    if shown:
+        draw = _draw_list if is_narrow(console) else _draw_table
+        draw(shown, console, several=several)
     console.print(_summary(report))
 
 
@@ -57,18 +55,20 @@ def _host_line(report: DoctorReport) -> str:
 
 
 def _draw_table(checks: list[CheckResult], console: Console, *, several: bool) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=4)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    ids = max(len(check.id) for check in checks)
+    indent = " " * (6 + ids + 2)
     for check in checks:
-        words = line(_evidence(check, several=several))
+        head = Text.assemble(
+            (f"{_LABELS[check.status]:<6}", _STYLES[check.status]), line(f"{check.id:<{ids}}  ")
+        )
+        for words in line(_evidence(check, several=several)).wrap(console, console.width - len(indent)):
+            words.rstrip()
+            console.print(Text.assemble(head, words))
+            head = Text(indent)
         if check.fix and check.status != "ok":
-            words = Text.assemble(words, "\n", ("fix: ", "dim"), line(check.fix, "bold"))
-        table.add_row(Text(_LABELS[check.status], _STYLES[check.status]), line(check.id), words)
-    if checks:
-        console.print(table)
-        console.print()
+            # Left to the terminal to wrap: a fix that we broke over two lines could not be pasted.
+            console.print(Text.assemble(indent, ("fix: ", "dim"), line(check.fix, "bold")), soft_wrap=True)
+    console.print()
 
 
 def _draw_list(checks: list[CheckResult], console: Console, *, several: bool) -> None:
@@ -77,8 +77,7 @@ def _draw_list(checks: list[CheckResult], console: Console, *, several: bool) ->
         console.print(Padding(line(_evidence(check, several=several)), (0, 0, 0, 2)))
         if check.fix and check.status != "ok":
             console.print(Padding(Text.assemble("fix: ", line(check.fix, "bold")), (0, 0, 0, 2)))
-    if checks:
-        console.print()
+    console.print()
 
 
 def _evidence(check: CheckResult, *, several: bool) -> str:
