@@ -122,7 +122,7 @@ def h200_sample(**changes: Any) -> DeviceSample:
         "temperature_memory_c": 47,
         "pcie_generation": 5,
         "pcie_width": 16,
-        "gpu_links": tuple(GpuLink(link=number, active=True, version="4") for number in range(18)),
+        "gpu_links": tuple(GpuLink(link=number, active=True) for number in range(18)),
         "ecc_enabled": True,
         "ecc_corrected_since_boot": 0,
         "ecc_uncorrected_since_boot": 0,

@@ -99,7 +99,7 @@ class FakeNvml:
     def _call(self, name: str, *arguments: Any) -> Any:
         self.calls[name] += 1
         gpu = arguments[0].gpu if arguments and isinstance(arguments[0], Handle) else None
-        for key in ((name, gpu), (name, None)):
+        for key in {(name, gpu), (name, None)}:
             if key in self._blocks:
                 self.fired[f"block {name}"] += 1
                 self._blocks[key].wait(60)
@@ -201,6 +201,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxMigDeviceCount": lambda _fake, _handle: 7,
     "nvmlDeviceGetMigDeviceHandleByIndex": FakeNvml._mig_handle,
     "nvmlEventSetCreate": lambda _fake: object(),
+    "nvmlEventSetFree": lambda _fake, _set: None,
     "nvmlDeviceRegisterEvents": lambda _fake, _handle, _kind, _set: None,
     "nvmlEventSetWait_v2": FakeNvml._wait_for_event,
     "nvmlDeviceGetFieldValues": FakeNvml._field_values,

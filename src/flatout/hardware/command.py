@@ -1,5 +1,6 @@
 """Runs a vendor's command line tool: no shell, a deadline, and a reason instead of an exception."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -7,6 +8,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Protocol
+
+_REAP_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +44,12 @@ def run_tool(arguments: Sequence[str], *, timeout_s: float) -> ToolOutput:
         )
     except OSError as error:
         return ToolOutput(text=None, reason=f"{name} could not be started: {error.strerror or error}")
-    with child:
-        try:
-            out, err = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            end_process_group(child.pid)
-            child.communicate()
-            return ToolOutput(text=None, reason=f"{name} gave no answer within {timeout_s:g} s")
+    try:
+        out, err = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return ToolOutput(text=None, reason=f"{name} gave no answer within {timeout_s:g} s")
+    finally:
+        end_child(child)
     if child.returncode != 0:
         words = err.decode(errors="replace").strip().splitlines()
         said = f": {words[-1]}" if words else ""
@@ -55,9 +57,21 @@ def run_tool(arguments: Sequence[str], *, timeout_s: float) -> ToolOutput:
     return ToolOutput(text=out.decode(errors="replace"))
 
 
+def end_child(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a child that we started in its own session, with its group, reap it, and close its pipes.
+
+    A process that hangs in the driver cannot be killed: it is left behind after a moment, never waited for.
+    """
+    end_process_group(child.pid)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_REAP_S)
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
 def end_process_group(leader_pid: int) -> None:
-    """Kill a process that we started in its own session, with everything that it started."""
-    try:
+    """Kill everything in the group of a process that we started in its own session."""
+    # macOS answers "not permitted" for a group of which only a zombie is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader_pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

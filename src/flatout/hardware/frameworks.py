@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.hardware.command import end_process_group
+from flatout.hardware.command import end_child
 from flatout.records.machine import Framework, FrameworkName
 
 FRAMEWORKS: tuple[FrameworkName, ...] = ("torch", "tensorflow", "jax")
@@ -68,11 +68,8 @@ class Probe:
 
     def cancel(self) -> None:
         """End the child and everything it started. Safe to call at any time."""
-        if self._child is None:
-            return
-        end_process_group(self._child.pid)
-        with self._child:  # reaps it and closes its pipes
-            pass
+        if self._child is not None:
+            end_child(self._child)
 
 
 def probe_framework(name: FrameworkName, *, python: str = sys.executable) -> Framework:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import msgspec
 
-from flatout.hardware.command import end_process_group
+from flatout.hardware.command import end_child, end_process_group
 from flatout.hardware.protocol import DeviceSource
 from flatout.limits.clocks import ClockWatch
 from flatout.limits.target import Target
@@ -102,6 +102,7 @@ class _Child:
         self._process = process
         self._events = events
         self._complaints = b""
+        self.late = False
         # Read to the end, so that a full pipe never blocks the child.
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
@@ -131,13 +132,19 @@ class _Child:
 
     def failure(self, target: Target, timeout_s: float) -> ChildFailed:
         """Why there is no result."""
+        if self.late:
+            return ChildFailed(
+                f"measuring {target.device.name} gave no result within {timeout_s:g} s",
+                expected="a result in well under a minute",
+                remedy="flatout doctor   # does the device answer, and is it busy?",
+            )
         code = self._process.wait()
         self._reader.join(timeout=1)
         lines = self._complaints.decode(errors="replace").strip().splitlines()
         how = f"died of signal {-code}" if code < 0 else f"ended with {code}"
         return ChildFailed(
             f"measuring {target.device.name} {how}" + (f": {lines[-1]}" if lines else ""),
-            expected=f"a result within {timeout_s:g} s",
+            expected="a result",
             remedy="flatout doctor   # is the device healthy, and is its memory free?",
         )
 
@@ -149,7 +156,15 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     environment = {name: value for job in jobs for name, value in job.target.environment.items()}
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flatout.limits.worker", str(writer), msgspec.json.encode(orders).decode()],
+        # -P: a statistics.py or torch.py in the user's folder is not ours to import.
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "flatout.limits.worker",
+            str(writer),
+            msgspec.json.encode(orders).decode(),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -158,14 +173,19 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
         start_new_session=True,
     )
     os.close(writer)
-    late = threading.Timer(timeout_s, end_process_group, [process.pid])
+    events = os.fdopen(reader, "rb")
+    child = _Child(process, events)
+
+    def give_up() -> None:
+        child.late = True
+        end_process_group(process.pid)
+
+    late = threading.Timer(timeout_s, give_up)
     late.daemon = True
     late.start()
     try:
-        with os.fdopen(reader, "rb") as events:
-            yield _Child(process, events)
+        with events:
+            yield child
     finally:
         late.cancel()
-        end_process_group(process.pid)
-        with process:  # reaps it and closes its pipe
-            pass
+        end_child(process)

@@ -10,7 +10,6 @@ from typing import Literal
 from flatout.records.unknown import fill_reasons
 
 Vendor = Literal["nvidia", "amd", "apple", "intel", "cpu"]
-VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "apple", "intel", "cpu")
 
 DeviceState = Literal["up", "stale", "down"]
 
@@ -43,6 +42,7 @@ class Device:
     temperature_shutdown_c: int | None = None
     mig_enabled: bool | None = None
     parent_uuid: str = ""
+    mig_slot: str = ""
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,12 +71,6 @@ class GpuLink:
 
     link: int
     active: bool
-    version: str | None = None
-    remote: str | None = None
-    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        fill_reasons(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +89,7 @@ class DeviceSample:
     # Activity, each named for what it measures. NVML and GPM measure over their own recent window.
     kernel_running_share: float | None = None
     memory_bus_active_share: float | None = None
+    memory_bandwidth_share: float | None = None
     sm_active_share: float | None = None
     sm_occupancy_share: float | None = None
     tensor_active_share: float | None = None

@@ -53,9 +53,17 @@ class Readings:
         self._describe = describe
 
     def read(
-        self, field: str, call: Callable[[], T], *, valid: Callable[[T], bool] | None = None
+        self,
+        field: str,
+        call: Callable[[], T],
+        *,
+        scale: float | None = None,
+        valid: Callable[[T], bool] | None = None,
     ) -> T | None:
-        """Read one field; a sentinel, an implausible value or a tolerated error leaves it unknown."""
+        """Read one field; a sentinel, an implausible value or a tolerated error leaves it unknown.
+
+        `scale` turns the tool's unit into ours, after the look for sentinels; `valid` sees the result.
+        """
         try:
             value = call()
         except self._tolerated as error:
@@ -64,6 +72,8 @@ class Readings:
         if value is None or is_sentinel(value):
             self.absent(field, "the driver returned a placeholder, not a value")
             return None
+        if scale is not None:
+            value = value * scale  # type: ignore[operator,assignment]
         if valid is not None and not valid(value):
             self.absent(field, f"the driver returned an impossible value ({value!r})")
             return None

@@ -1,6 +1,7 @@
 """Vendor tools are run without a shell, with a deadline, and answer with a reason when they cannot."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,11 @@ def test_bytes_that_are_not_text_do_not_break_it(tool: Path) -> None:
     text = run_tool([tool.name], timeout_s=10).text
     assert text is not None
     assert text.endswith("ok")
+
+
+def test_a_grandchild_that_keeps_the_pipe_open_does_not_keep_us(tool: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script(tool, f"setsid sleep 600 & echo $! > {pid_file}; sleep 600")
+    output = run_tool([tool.name], timeout_s=1)
+    assert "no answer within 1 s" in output.reason
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)  # it left our group: ours to clean up here only

@@ -129,3 +129,23 @@ def test_a_cancelled_probe_leaves_no_process(tmp_path: Path) -> None:
     probe.cancel()
     probe.cancel()
     assert wait_until_gone(int(pid_file.read_text()))
+
+
+def test_the_probe_takes_no_more_gpu_memory_than_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(
+        "import os\nraise RuntimeError(os.environ['TF_FORCE_GPU_ALLOW_GROWTH'] + "
+        "os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
+    )
+    found = Probe("tensorflow", extra_environment={"PYTHONPATH": str(tmp_path)}).result()
+    assert "truefalse" in found.problem
+
+
+def test_a_device_that_computes_but_does_not_tell_its_memory_still_counts(tmp_path: Path) -> None:
+    from flatout.hardware.probes.compute import prove
+
+    def no_facts() -> dict[str, str]:
+        raise RuntimeError("free memory queries are not supported")
+
+    found = prove("xpu:0", no_facts, lambda: "")
+    assert found["computed"]
+    assert "not supported" in found["unknown"]["name"]

@@ -74,7 +74,7 @@ def test_an_exception_is_told_with_its_last_line(tmp_path: Path) -> None:
 
 def test_a_hang_ends_at_the_deadline_and_leaves_no_process(tmp_path: Path) -> None:
     target = sabotage(tmp_path, "time.sleep(600)")
-    with pytest.raises(ChildFailed, match="signal 9"):
+    with pytest.raises(ChildFailed, match="no result within 2 s"):
         measure_devices([Job(target, ("fp32",))], timeout_s=2)
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
@@ -93,3 +93,20 @@ def test_an_interrupt_ends_the_child_too(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure_devices([Job(target, ("fp32",))], on_stage=interrupt)
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_module_of_the_users_with_a_common_name_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "statistics.py").write_text("raise SystemExit('the user's own file ran')")
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+
+    def stop(name: str, *_: object) -> None:
+        seen.append(name)
+        if name == "launch cost":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_devices([Job(cpu_target(), ("fp32",))], on_stage=stop)
+    assert seen == ["import torch", "launch cost"]

@@ -83,7 +83,7 @@ def a_sample() -> DeviceSample:
         state="stale",
         kernel_running_share=0.25,
         throttle_reasons=("power", "heat"),
-        gpu_links=(GpuLink(link=0, active=True), GpuLink(link=1, active=False, remote="switch")),
+        gpu_links=(GpuLink(link=0, active=True), GpuLink(link=1, active=False)),
         processes=(DeviceProcess(pid=7, kind="compute", memory_bytes=1 << 30),),
         unknown={"fan_speed_share": "this card has no fan"},
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.records.device import Device, DeviceProcess, DeviceSample, GpuLink
+from flatout.records.device import Device, DeviceProcess, DeviceSample
 from flatout.records.unknown import NOT_RECORDED, Readings, is_sentinel
 
 # Seeded, and without a clock: a busy machine is no failure.
@@ -32,7 +32,6 @@ ORDINARY = [0, 1, -1, 2**31, 2**40, 2**62, 0.0, 0.5, 1e15, -3.5]
     [
         Device(index=0, vendor="nvidia", name="x"),
         DeviceProcess(pid=1),
-        GpuLink(link=0, active=True),
         DeviceSample(index=0, uuid=None, taken_at_unix_s=0.0),
     ],
     ids=lambda record: type(record).__name__,

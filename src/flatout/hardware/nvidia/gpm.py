@@ -9,7 +9,7 @@ _METRICS: dict[str, int] = {
     "sm_active_share": 2,
     "sm_occupancy_share": 3,
     "tensor_active_share": 5,
-    "memory_bus_active_share": 10,
+    "memory_bandwidth_share": 10,
 }
 FIELDS = tuple(_METRICS)
 
@@ -23,6 +23,11 @@ class GpmReader:
         self._previous: Any = None
         support = library.nvmlGpmQueryDeviceSupport(handle)
         self.supported = bool(support.isSupportedDevice)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a sample to compare the next one with."""
+        return self._previous is not None
 
     def read(self) -> dict[str, float]:
         """Shares since the previous call, or nothing at the first one."""

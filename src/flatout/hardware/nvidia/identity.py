@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from flatout.hardware.nvidia.reading import nvml_readings, text
+from flatout.hardware.nvidia.reading import is_plausible_heat, nvml_readings, text
 from flatout.hardware.nvidia.session import NOT_SUPPORTED, error_code
 from flatout.records.device import Device
 
@@ -50,10 +50,8 @@ def read_device(library: Any, handle: Any, index: int) -> Device:
     fields.read("pci_bus_id", lambda: text(library.nvmlDeviceGetPciInfo(handle).busId).lower())
     fields.read("pcie_generation_max", lambda: int(library.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
     fields.read("pcie_width_max", lambda: int(library.nvmlDeviceGetMaxPcieLinkWidth(handle)))
-    fields.read("clock_compute_max_hz", lambda: _MHZ * library.nvmlDeviceGetMaxClockInfo(handle, _CLOCK_SM))
-    fields.read(
-        "clock_memory_max_hz", lambda: _MHZ * library.nvmlDeviceGetMaxClockInfo(handle, _CLOCK_MEMORY)
-    )
+    for field, domain in (("clock_compute_max_hz", _CLOCK_SM), ("clock_memory_max_hz", _CLOCK_MEMORY)):
+        fields.read(field, partial(_max_clock_mhz, library, handle, domain), scale=_MHZ)
     fields.read(
         "power_limit_default_mw", lambda: int(library.nvmlDeviceGetPowerManagementDefaultLimit(handle))
     )
@@ -62,7 +60,7 @@ def read_device(library: Any, handle: Any, index: int) -> Device:
         ("temperature_slowdown_c", _THRESHOLD_SLOWDOWN),
         ("temperature_shutdown_c", _THRESHOLD_SHUTDOWN),
     ):
-        fields.read(field, partial(_threshold, library, handle, threshold))
+        fields.read(field, partial(_threshold, library, handle, threshold), valid=is_plausible_heat)
     fields.read("mig_enabled", lambda: _mig_enabled(library, handle))
     name = (
         fields.read("name", lambda: text(library.nvmlDeviceGetName(handle))) or "NVIDIA GPU of unknown name"
@@ -84,8 +82,8 @@ def mig_handles(library: Any, handle: Any) -> Iterator[tuple[int, Any]]:
             continue  # an empty slot
 
 
-def read_mig_instance(library: Any, handle: Any, parent: Device, index: int) -> Device:
-    """The identity of one MIG instance: its own UUID, name and memory; the rest is its parent's."""
+def read_mig_instance(library: Any, handle: Any, parent: Device, slot: int) -> Device:
+    """One MIG instance: its own UUID, name and memory; the rest is its parent's, the index too."""
     fields = nvml_readings(library)
     fields.read("uuid", lambda: text(library.nvmlDeviceGetUUID(handle)))
     _read_memory_total(library, handle, fields)
@@ -95,7 +93,8 @@ def read_mig_instance(library: Any, handle: Any, parent: Device, index: int) -> 
     for field in _SHARED_WITH_PARENT:
         fields.absent(field, _OF_THE_PARENT)
     return Device(
-        index=index,
+        index=parent.index,
+        mig_slot=str(slot),
         vendor="nvidia",
         architecture=parent.architecture,
         compute_capability=parent.compute_capability,
@@ -151,6 +150,10 @@ def _read_power_range(library: Any, handle: Any, fields: Any) -> None:
         return
     fields.read("power_limit_min_mw", lambda: int(lowest))
     fields.read("power_limit_max_mw", lambda: int(highest))
+
+
+def _max_clock_mhz(library: Any, handle: Any, domain: int) -> int:
+    return int(library.nvmlDeviceGetMaxClockInfo(handle, domain))
 
 
 def _threshold(library: Any, handle: Any, kind: int) -> int:

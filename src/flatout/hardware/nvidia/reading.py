@@ -47,6 +47,11 @@ def first_of(*calls: Callable[[], T]) -> T:
     return calls[-1]()
 
 
+def is_plausible_heat(celsius: int) -> bool:
+    """A temperature, or a threshold of one, that a GPU can have."""
+    return 0 < celsius < 150
+
+
 def text(value: str | bytes) -> str:
     """NVML's strings; older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

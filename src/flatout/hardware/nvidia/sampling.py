@@ -1,13 +1,12 @@
 """What an NVIDIA GPU is doing now: one `DeviceSample` from an NVML handle."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 from flatout.hardware.nvidia.gpm import FIELDS as GPM_FIELDS
 from flatout.hardware.nvidia.gpm import GpmReader
-from flatout.hardware.nvidia.reading import first_of, nvml_readings, text
-from flatout.hardware.nvidia.session import INVALID_ARGUMENT, NOT_SUPPORTED, error_code
+from flatout.hardware.nvidia.reading import first_of, is_plausible_heat, nvml_readings
+from flatout.hardware.nvidia.session import INVALID_ARGUMENT, NO_PERMISSION, NOT_SUPPORTED, error_code
 from flatout.hardware.nvidia.throttle import decode_reasons
 from flatout.hardware.processes import describe_process
 from flatout.records.device import Device, DeviceProcess, DeviceSample, GpuLink
@@ -16,15 +15,16 @@ from flatout.records.unknown import Readings
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _ECC_CORRECTED, _ECC_UNCORRECTED = 0, 1
 _SINCE_BOOT, _LIFETIME = 0, 1
-_NVLINKS_MAX = 18
+_NVLINKS_MAX = 36
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _MHZ = 1_000_000
-_DEVICE_PATHS = ("/dev/nvidia",)
+_DEVICE_PATHS = ("/dev/nvidia", "/dev/dxg")  # the second under WSL
+_GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
 _PARENT_ONLY = "a MIG instance has no reading of its own for this"
 _MIG_PARENT = "MIG is on: activity belongs to the instances"
 
 # What a MIG instance has for itself; everything else is its parent's.
-_MIG_FIELDS = frozenset({"memory_used_bytes", "memory_free_bytes", "processes", "ecc_enabled"})
+_MIG_FIELDS = frozenset({"memory_used_bytes", "memory_free_bytes", "processes"})
 
 
 def read_sample(
@@ -32,7 +32,7 @@ def read_sample(
 ) -> DeviceSample:
     """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer."""
     fields = nvml_readings(library)
-    _read_memory(library, handle, fields)  # also the heartbeat: a lost GPU raises here
+    _read_memory(library, handle, device, fields)  # also the heartbeat: a lost GPU raises here
     _read_processes(library, handle, fields)
     if device.parent_uuid:
         return _mig_sample(device, fields, taken_at_unix_s)
@@ -67,7 +67,7 @@ def _mig_sample(device: Device, fields: Readings, taken_at_unix_s: float) -> Dev
     )
 
 
-def _read_memory(library: Any, handle: Any, fields: Readings) -> None:
+def _read_memory(library: Any, handle: Any, device: Device, fields: Readings) -> None:
     version = getattr(library, "nvmlMemory_v2", None)
 
     def newer() -> Any:
@@ -79,9 +79,13 @@ def _read_memory(library: Any, handle: Any, fields: Readings) -> None:
         # The newer call leaves the driver's own reserve out of "used", as nvidia-smi does.
         memory = first_of(newer, lambda: library.nvmlDeviceGetMemoryInfo(handle))
     except library.NVMLError as error:
-        if error_code(error) != NOT_SUPPORTED:
+        whole_mig_card = bool(device.mig_enabled) and not device.parent_uuid
+        if error_code(error) == NOT_SUPPORTED:
+            reason = "the GPU shares the machine's memory: NVML has no figure for it"
+        elif error_code(error) == NO_PERMISSION and whole_mig_card:
+            reason = "MIG is on: only root sees the whole card's memory"
+        else:
             raise
-        reason = "the GPU shares the machine's memory: NVML has no figure for it"
         fields.absent("memory_used_bytes", reason)
         fields.absent("memory_free_bytes", reason)
         return
@@ -93,46 +97,48 @@ def _read_activity(
     library: Any, handle: Any, device: Device, gpm: GpmReader | None, fields: Readings
 ) -> None:
     if device.mig_enabled:
-        for field in ("kernel_running_share", *GPM_FIELDS):
+        for field in ("kernel_running_share", "memory_bus_active_share", *GPM_FIELDS):
             fields.absent(field, _MIG_PARENT)
         return
-    within = (lambda share: 0 <= share <= 1,)
-    try:
-        rates = library.nvmlDeviceGetUtilizationRates(handle)
-        fields.read("kernel_running_share", lambda: rates.gpu / 100, valid=within[0])
-        fields.read("memory_bus_active_share", lambda: rates.memory / 100, valid=within[0])
-        fields.give("activity_source", "nvml utilization")
-    except library.NVMLError as error:
-        fields.absent("kernel_running_share", f"NVML answered: {error}")
-        fields.absent("memory_bus_active_share", f"NVML answered: {error}")
+    for field, rate in (("kernel_running_share", "gpu"), ("memory_bus_active_share", "memory")):
+        fields.read(field, partial(_utilization, library, handle, rate), scale=0.01, valid=_is_share)
+    fields.give("activity_source", "nvml utilization")
     _read_gpm(library, gpm, fields)
 
 
+def _utilization(library: Any, handle: Any, rate: str) -> float:
+    return float(getattr(library.nvmlDeviceGetUtilizationRates(handle), rate))
+
+
+def _is_share(share: float) -> bool:
+    return 0 <= share <= 1
+
+
 def _read_gpm(library: Any, gpm: GpmReader | None, fields: Readings) -> None:
-    own = ("sm_active_share", "sm_occupancy_share", "tensor_active_share")
     if gpm is None or not gpm.supported:
-        for field in own:
+        for field in GPM_FIELDS:
             fields.absent(field, "needs NVML's GPM counters: Hopper or newer, with permission")
         return
+    first = not gpm.ready
     try:
         shares = gpm.read()
     except library.NVMLError as error:
-        for field in own:
+        for field in GPM_FIELDS:
             fields.absent(field, f"NVML's GPM counters answered: {error}")
         return
-    for field in own:
-        if field not in shares:
-            fields.absent(field, "GPM compares two samples, and this is the first")
-    for field, share in shares.items():
-        fields.give(field, share)
+    for field in GPM_FIELDS:
+        if field in shares:
+            fields.give(field, shares[field])
+        else:
+            why = "GPM compares two samples, and this is the first" if first else "GPM gave no value for it"
+            fields.absent(field, why)
     if shares:
-        fields.unknown.pop("memory_bus_active_share", None)
         fields.give("activity_source", "nvml utilization, nvml gpm")
 
 
 def _read_clocks(library: Any, handle: Any, fields: Readings) -> None:
-    fields.read("clock_compute_hz", lambda: _MHZ * library.nvmlDeviceGetClockInfo(handle, _CLOCK_SM))
-    fields.read("clock_memory_hz", lambda: _MHZ * library.nvmlDeviceGetClockInfo(handle, _CLOCK_MEMORY))
+    for field, domain in (("clock_compute_hz", _CLOCK_SM), ("clock_memory_hz", _CLOCK_MEMORY)):
+        fields.read(field, partial(_clock_mhz, library, handle, domain), scale=_MHZ)
     fields.read(
         "performance_state",
         lambda: int(library.nvmlDeviceGetPerformanceState(handle)),
@@ -160,14 +166,16 @@ def _read_power_and_heat(library: Any, handle: Any, fields: Readings) -> None:
     )
     fields.read("energy_total_mj", lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
     fields.read(
-        "temperature_c", lambda: int(library.nvmlDeviceGetTemperature(handle, 0)), valid=_plausible_heat
+        "temperature_c", lambda: int(library.nvmlDeviceGetTemperature(handle, 0)), valid=is_plausible_heat
     )
-    fields.read("temperature_memory_c", lambda: _memory_temperature(library, handle), valid=_plausible_heat)
-    fields.read("fan_speed_share", lambda: library.nvmlDeviceGetFanSpeed(handle) / 100)
-
-
-def _plausible_heat(celsius: int) -> bool:
-    return 0 < celsius < 150
+    fields.read("temperature_memory_c", lambda: _memory_temperature(library, handle), valid=is_plausible_heat)
+    # A fan may be driven beyond its nominal speed.
+    fields.read(
+        "fan_speed_share",
+        lambda: library.nvmlDeviceGetFanSpeed(handle),
+        scale=0.01,
+        valid=lambda share: 0 <= share <= 2,
+    )
 
 
 def _memory_temperature(library: Any, handle: Any) -> int:
@@ -181,9 +189,17 @@ def _read_links(library: Any, handle: Any, fields: Readings) -> None:
     fields.read("pcie_generation", lambda: int(library.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
     fields.read("pcie_width", lambda: int(library.nvmlDeviceGetCurrPcieLinkWidth(handle)))
     # NVML answers in KB/s over its own 20 ms window.
-    fields.read("pcie_sent_bytes_per_s", lambda: 1000 * library.nvmlDeviceGetPcieThroughput(handle, 0))
-    fields.read("pcie_received_bytes_per_s", lambda: 1000 * library.nvmlDeviceGetPcieThroughput(handle, 1))
+    for field, counter in (("pcie_sent_bytes_per_s", 0), ("pcie_received_bytes_per_s", 1)):
+        fields.read(field, partial(_pcie_throughput, library, handle, counter), scale=1000)
     fields.read("gpu_links", lambda: _nvlinks(library, handle))
+
+
+def _clock_mhz(library: Any, handle: Any, domain: int) -> int:
+    return int(library.nvmlDeviceGetClockInfo(handle, domain))
+
+
+def _pcie_throughput(library: Any, handle: Any, counter: int) -> int:
+    return int(library.nvmlDeviceGetPcieThroughput(handle, counter))
 
 
 def _nvlinks(library: Any, handle: Any) -> tuple[GpuLink, ...]:
@@ -195,19 +211,8 @@ def _nvlinks(library: Any, handle: Any) -> tuple[GpuLink, ...]:
             if number and error_code(error) in (INVALID_ARGUMENT, NOT_SUPPORTED):
                 break
             raise
-        own = nvml_readings(library)
-        own.read("version", partial(_nvlink_version, library, handle, number))
-        own.read("remote", partial(_nvlink_remote, library, handle, number))
-        links.append(GpuLink(link=number, active=active, unknown=own.unknown, **own.values))
+        links.append(GpuLink(link=number, active=active))
     return tuple(links)
-
-
-def _nvlink_version(library: Any, handle: Any, number: int) -> str:
-    return str(library.nvmlDeviceGetNvLinkVersion(handle, number))
-
-
-def _nvlink_remote(library: Any, handle: Any, number: int) -> str:
-    return text(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower()
 
 
 def _ecc_errors(library: Any, handle: Any, kind: int, period: int) -> int:
@@ -243,18 +248,19 @@ def _read_retired_pages(library: Any, handle: Any, fields: Readings) -> None:
 
 
 def _read_processes(library: Any, handle: Any, fields: Readings) -> None:
-    def listed(new: str, old: str) -> Callable[[], Any]:
-        return lambda: first_of(lambda: getattr(library, new)(handle), lambda: getattr(library, old)(handle))
-
-    compute = listed("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
-    graphics = listed("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+    def listed(name: str) -> Any:
+        # By version: the unversioned names raise an error of their own on older drivers.
+        return first_of(
+            lambda: getattr(library, f"{name}_v3")(handle), lambda: getattr(library, f"{name}_v2")(handle)
+        )
 
     def processes() -> tuple[DeviceProcess, ...]:
+        # A browser or a desktop computes a little too: whoever draws is listed as drawing.
         found: dict[int, DeviceProcess] = {}
-        kinds: tuple[tuple[Literal["graphics", "compute"], Callable[[], Any]], ...]
-        kinds = (("graphics", graphics), ("compute", compute))
-        for kind, call in kinds:
-            for entry in call():
+        kinds: tuple[tuple[Literal["graphics", "compute"], str], ...]
+        kinds = (("compute", "nvmlDeviceGetComputeRunningProcesses"), ("graphics", _GRAPHICS))
+        for kind, name in kinds:
+            for entry in listed(name):
                 found[entry.pid] = describe_process(
                     int(entry.pid), kind=kind, memory_bytes=_held(entry), device_paths=_DEVICE_PATHS
                 )

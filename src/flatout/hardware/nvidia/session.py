@@ -111,8 +111,11 @@ class NvmlSession:
             raise self._last from error
         self._pid = os.getpid()
         self._last = None
-        self._backoff_s = 0.0
         self.generation += 1
+
+    def confirm(self) -> None:
+        """The session has answered well: the next trouble starts with a short pause again."""
+        self._backoff_s = 0.0
 
     def lose(self, error: Exception) -> None:
         """The session answered with an error that only a new one can mend: start over, after a pause."""

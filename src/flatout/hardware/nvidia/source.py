@@ -24,6 +24,8 @@ from flatout.hardware.protocol import Discovery, Problem
 from flatout.records.device import Device, DeviceSample, Vendor
 
 CALL_TIMEOUT_S = 2.0
+# The first handle of a GPU without persistence wakes it up, which takes seconds a card.
+FIRST_CONTACT_S = 45.0
 _DEVICE_GONE = frozenset({GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND})
 
 
@@ -42,10 +44,12 @@ class NvidiaSource:
         *,
         session: NvmlSession | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        first_contact_s: float = FIRST_CONTACT_S,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._session = session or NvmlSession(library)
         self._call_timeout_s = call_timeout_s
+        self._first_contact_s = first_contact_s
         self._now_unix_s = now_unix_s
         self._workers: dict[str, Worker] = {}
         self._handles: dict[str, Any] = {}
@@ -70,10 +74,12 @@ class NvidiaSource:
             return Discovery(absent_reason="NVIDIA's driver does not answer", problems=(_lost(-1, error),))
         if count == 0:
             return Discovery(absent_reason="the NVIDIA driver is loaded and shows no GPU")
+        deadline = time.monotonic() + self._first_contact_s
+        started = [(position, self._identify(position)) for position in range(count)]
         devices: list[Device] = []
         problems: list[Problem] = []
-        for position in range(count):
-            self._discover_one(position, devices, problems)
+        for position, pending in started:
+            self._identified(position, pending, deadline, devices, problems)
         return Discovery(devices=tuple(devices), problems=tuple(problems))
 
     def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
@@ -89,6 +95,8 @@ class NvidiaSource:
             self._finish(device, pending, deadline) for device, pending in zip(devices, started, strict=True)
         ]
         errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if len(errors) < len(outcomes):
+            self._session.confirm()
         if errors and len(errors) == len(outcomes) and all(_session_is_broken(error) for error in errors):
             self._session.lose(errors[0])
         return [
@@ -108,7 +116,8 @@ class NvidiaSource:
                     reader.close()
         self._gpm = {}
 
-    def _discover_one(self, position: int, devices: list[Device], problems: list[Problem]) -> None:
+    def _identify(self, position: int) -> Pending[list[Device]] | DeadlinePassed:
+        """Ask who the GPU at this position is, in its own thread; all are asked at once."""
         library = self._session.library
 
         def identify() -> list[Device]:
@@ -121,7 +130,22 @@ class NvidiaSource:
             ]
 
         try:
-            found = self._worker(f"index-{position}").call(identify, self._call_timeout_s)
+            return self._worker(f"index-{position}").submit(identify)
+        except DeadlinePassed as error:
+            return error
+
+    def _identified(
+        self,
+        position: int,
+        pending: Pending[list[Device]] | DeadlinePassed,
+        deadline: float,
+        devices: list[Device],
+        problems: list[Problem],
+    ) -> None:
+        try:
+            if isinstance(pending, DeadlinePassed):
+                raise pending
+            found = self._worker(f"index-{position}").wait(pending, deadline - time.monotonic())
         except (self._session.error, DeadlinePassed) as error:
             problem = _lost(position, error)
             problems.append(problem)
@@ -193,7 +217,7 @@ class NvidiaSource:
 
         def poll() -> None:
             if not counter.watching:
-                counter.watch((device.uuid, self._handle(device)) for device in devices if device.uuid)
+                counter.watch([device for device in devices if device.uuid], self._handle)
             counter.poll()
 
         try:
@@ -250,6 +274,12 @@ def _session_is_broken(error: Exception) -> bool:
 
 def _lost(position: int, error: Exception) -> Problem:
     which = f"GPU {position}" if position >= 0 else "NVML"
+    if isinstance(error, DeadlinePassed):
+        return Problem(
+            code="nvidia.blocked",
+            evidence=f"{which}: {error}",
+            fix="nvidia-smi   # if it hangs too, the driver is wedged: look at dmesg, then reboot",
+        )
     return Problem(
         code="nvidia.gpu_lost",
         evidence=f"{which} does not answer: {describe_error(error)}",

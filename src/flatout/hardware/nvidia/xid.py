@@ -1,11 +1,13 @@
 """Counts Xid errors (the driver's critical events) per GPU while we run; a driver reload keeps the count."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flatout.hardware.nvidia.reading import text
 from flatout.hardware.nvidia.session import TIMEOUT, error_code
+from flatout.records.device import Device
 
 # A burst longer than this is read on in the next poll, so that one poll stays short.
 _EVENTS_PER_POLL = 64
@@ -23,22 +25,22 @@ class XidCounter:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._counts: dict[str, _Count] = {}
-        self._watched: set[str] = set()
+        self._registered: set[str] = set()
         self._event_set: Any = None
 
-    def watch(self, handles: Iterable[tuple[str, Any]]) -> None:
-        """Register the devices of a new session. A device that cannot be watched keeps an unknown count."""
-        self._event_set = self._library.nvmlEventSetCreate()
-        self._watched = set()
-        for uuid, handle in handles:
+    def watch(self, devices: Iterable[Device], handle_of: Callable[[Device], Any]) -> None:
+        """Register the devices of a new session; one that is lost keeps what is known of it."""
+        event_set = self._library.nvmlEventSetCreate()
+        self._registered = set()
+        for device in devices:
             try:
                 self._library.nvmlDeviceRegisterEvents(
-                    handle, self._library.nvmlEventTypeXidCriticalError, self._event_set
+                    handle_of(device), self._library.nvmlEventTypeXidCriticalError, event_set
                 )
             except self._library.NVMLError:
-                continue  # MIG instances and some virtual GPUs have no events
-            self._watched.add(uuid)
-            self._counts.setdefault(uuid, _Count())
+                continue  # lost; or a MIG instance or a virtual GPU, which have no events
+            self._registered.add(device.uuid or "")
+        self._event_set = event_set
 
     @property
     def watching(self) -> bool:
@@ -55,11 +57,14 @@ class XidCounter:
                 uuid = text(self._library.nvmlDeviceGetUUID(event.device))
             except self._library.NVMLError as error:
                 if error_code(error) != TIMEOUT:
-                    self._event_set = None
-                return
+                    self._drop()
+                    return
+                break
             count = self._counts.setdefault(uuid, _Count())
             count.total += 1
             count.last = int(event.eventData)
+        for uuid in self._registered:  # watched, and the wait works: from now on "none" is knowledge
+            self._counts.setdefault(uuid, _Count())
 
     def count(self, uuid: str) -> tuple[int, int | None] | None:
         """(how many, the last one) since we began, or None where this device was never watched."""
@@ -68,4 +73,10 @@ class XidCounter:
 
     def forget_session(self) -> None:
         """The session is gone, and its event set with it; the counts stay."""
+        self._event_set = None
+
+    def _drop(self) -> None:
+        """Events cannot be waited for here: give the set back, and try anew with the next session."""
+        with contextlib.suppress(self._library.NVMLError):
+            self._library.nvmlEventSetFree(self._event_set)
         self._event_set = None

@@ -1,6 +1,7 @@
 """What drivers do to us: each fault is planted in the fake NVML and seen to fire."""
 
 import os
+import threading
 import time
 import warnings
 
@@ -145,7 +146,7 @@ _OPTIONAL = {
     "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
     "nvmlDeviceGetPersistenceMode": "persistence_mode",
     "nvmlDeviceGetUtilizationRates": "kernel_running_share",
-    "nvmlDeviceGetComputeRunningProcesses": "processes",
+    "nvmlDeviceGetComputeRunningProcesses_v3": "processes",
     "nvmlGpmQueryDeviceSupport": "sm_active_share",
 }
 
@@ -179,6 +180,20 @@ def test_placeholders_are_absent(sentinel: int) -> None:
         assert "placeholder" in sample.unknown[field]
 
 
+def test_placeholders_are_absent_where_units_are_converted_too() -> None:
+    fake = FakeNvml()
+    for function in ("ClockInfo", "FanSpeed", "PcieThroughput", "MaxClockInfo"):
+        fake.answer(f"nvmlDeviceGet{function}", 0xFFFFFFFF)
+    fake.answer("nvmlDeviceGetTemperatureThreshold", 0)
+    source = NvidiaSource(fake)
+    [device] = source.discover().devices
+    [sample] = source.sample([device])
+    for field in ("clock_compute_hz", "clock_memory_hz", "fan_speed_share", "pcie_sent_bytes_per_s"):
+        assert getattr(sample, field) is None, field
+    assert device.clock_compute_max_hz is None
+    assert device.temperature_slowdown_c is None
+
+
 def test_an_impossible_temperature_is_absent() -> None:
     fake = FakeNvml()
     fake.answer("nvmlDeviceGetTemperature", 511)
@@ -196,11 +211,15 @@ def test_an_old_driver_gets_the_older_call() -> None:
     fake.fail("nvmlDeviceGetCurrentClocksEventReasons", nvml.FUNCTION_NOT_FOUND)
     fake.answer("nvmlDeviceGetCurrentClocksThrottleReasons", 0x4)
     fake.fail("nvmlDeviceGetEnforcedPowerLimit", nvml.FUNCTION_NOT_FOUND)
+    fake.fail("nvmlDeviceGetComputeRunningProcesses_v3", nvml.FUNCTION_NOT_FOUND)
+    fake.answer("nvmlDeviceGetComputeRunningProcesses_v2", [nvml.SimpleNamespace(pid=1, usedGpuMemory=5)])
     source = NvidiaSource(fake)
     [sample] = source.sample(source.discover().devices)
     assert fake.fired["nvmlDeviceGetCurrentClocksEventReasons 13"] == 1
     assert sample.throttle_reasons == ("power_cap",)
     assert sample.power_limit_mw == 700_000
+    assert sample.processes is not None
+    assert [process.pid for process in sample.processes] == [1]
 
 
 def test_a_function_that_neither_driver_nor_binding_has_leaves_the_field_absent() -> None:
@@ -232,6 +251,7 @@ def test_mig_instances_have_their_own_identity_and_the_parent_no_utilization() -
     parent, instance = devices[0], devices[1]
     assert parent.mig_enabled is True
     assert instance.parent_uuid == parent.uuid
+    assert (instance.index, instance.mig_slot) == (parent.index, "0")
     assert instance.memory_total_bytes == 17 << 30
     source.sample(devices)
     samples = source.sample(devices)
@@ -241,6 +261,18 @@ def test_mig_instances_have_their_own_identity_and_the_parent_no_utilization() -
     assert samples[1].memory_used_bytes == 1 << 30
     assert samples[1].power_draw_mw is None
     assert samples[3].kernel_running_share == 0.0
+
+
+def test_the_whole_card_of_a_mig_gpu_is_not_lost_because_only_root_sees_its_memory() -> None:
+    fake = FakeNvml()
+    fake.mig = {0: 1}
+    source = NvidiaSource(fake)
+    devices = source.discover().devices
+    fake.fail("nvmlDeviceGetMemoryInfo", nvml.NO_PERMISSION, gpu=0)
+    parent, _instance = source.sample(devices)
+    assert fake.fired["nvmlDeviceGetMemoryInfo 4"] >= 1
+    assert parent.state == "up"
+    assert "root" in parent.unknown["memory_used_bytes"]
 
 
 # 9 -----------------------------------------------------------------------------------------------------
@@ -272,7 +304,7 @@ def test_unified_memory_takes_torchs_figure_and_says_so() -> None:
 def test_a_foreign_or_absurd_pid_is_an_unknown_process() -> None:
     fake = FakeNvml()
     listed = [nvml.SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in (os.getppid(), 4294967295, 0)]
-    fake.answer("nvmlDeviceGetComputeRunningProcesses", listed)
+    fake.answer("nvmlDeviceGetComputeRunningProcesses_v3", listed)
     source = NvidiaSource(fake)
     [sample] = source.sample(source.discover().devices)
     assert sample.processes is not None
@@ -287,7 +319,7 @@ def test_a_foreign_or_absurd_pid_is_an_unknown_process() -> None:
 def test_a_process_whose_memory_is_not_told_is_listed_without_a_figure() -> None:
     fake = FakeNvml()
     fake.answer(
-        "nvmlDeviceGetComputeRunningProcesses", [nvml.SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
+        "nvmlDeviceGetComputeRunningProcesses_v3", [nvml.SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
     )
     source = NvidiaSource(fake)
     [sample] = source.sample(source.discover().devices)
@@ -318,6 +350,25 @@ def test_a_blocked_call_makes_its_own_gpu_stale_and_the_others_stay_fresh() -> N
         assert time.monotonic() < deadline
 
 
+def test_a_gpu_that_takes_long_to_wake_up_is_waited_for() -> None:
+    fake = FakeNvml(gpus=2)
+    release = fake.block("nvmlDeviceGetHandleByIndex")
+    threading.Timer(0.5, release.set).start()
+    found = NvidiaSource(fake, call_timeout_s=0.1).discover()
+    assert fake.fired["block nvmlDeviceGetHandleByIndex"] == 2  # both are woken at once
+    assert [device.uuid for device in found.devices] == [fake.uuid(0), fake.uuid(1)]
+    assert found.problems == ()
+
+
+def test_a_gpu_that_never_wakes_up_is_blocked_and_not_called_lost() -> None:
+    fake = FakeNvml()
+    release = fake.block("nvmlDeviceGetHandleByIndex")
+    found = NvidiaSource(fake, first_contact_s=0.2).discover()
+    release.set()
+    assert found.problems[0].code == "nvidia.blocked"
+    assert "reset" not in found.problems[0].fix
+
+
 def test_a_blocked_start_is_a_problem_and_not_a_hang() -> None:
     fake = FakeNvml()
     release = fake.block("nvmlInit")
@@ -344,6 +395,29 @@ def test_the_xid_count_survives_a_driver_reload() -> None:
     samples = source.sample(devices)
     assert fake.calls["nvmlInit"] == 2
     assert [(s.state, s.xid_count) for s in samples] == [("up", 0), ("up", 3)]
+
+
+def test_a_lost_gpu_does_not_stop_the_count_of_the_others() -> None:
+    fake = FakeNvml(gpus=2)
+    source, devices, clock = started(fake)
+    fake.lose_all(nvml.UNKNOWN)
+    source.sample(devices)
+    fake.heal_all()
+    fake.lose(0)
+    clock.now += 120
+    source.sample(devices)
+    fake.xids = [(1, 48)]
+    assert [sample.xid_count for sample in source.sample(devices)] == [0, 1]
+
+
+def test_the_xid_count_is_unknown_where_events_cannot_be_waited_for() -> None:
+    fake = FakeNvml()
+    fake.fail("nvmlEventSetWait_v2", nvml.NOT_SUPPORTED)
+    source = NvidiaSource(fake)
+    [sample] = source.sample(source.discover().devices)
+    assert fake.fired["nvmlEventSetWait_v2 3"] == 1
+    assert sample.xid_count is None
+    assert fake.calls["nvmlEventSetFree"] == 1
 
 
 def test_the_xid_count_is_unknown_where_events_are_not_supported() -> None:

@@ -76,6 +76,10 @@ def test_tensor_activity_needs_two_samples_and_is_a_share(fake: FakeNvml) -> Non
     second = source.sample(devices)[0]
     assert second.tensor_active_share == pytest.approx(0.897, abs=0.001)
     assert second.sm_active_share == pytest.approx(0.954, abs=0.001)
+    assert second.memory_bandwidth_share == pytest.approx(0.161, abs=0.001)
+    assert (
+        second.memory_bus_active_share == 0.0
+    )  # another quantity: the share of time in which the bus worked
     assert "gpm" in second.activity_source
 
 
@@ -91,12 +95,11 @@ def test_gpm_samples_are_freed(fake: FakeNvml) -> None:
 
 def test_nvlinks_are_listed_with_their_state(fake: FakeNvml) -> None:
     fake.answer("nvmlDeviceGetNvLinkState", 1)
-    fake.answer("nvmlDeviceGetNvLinkVersion", 4)
     source = NvidiaSource(fake)
     sample = source.sample(source.discover().devices)[0]
     assert sample.gpu_links is not None
-    assert len(sample.gpu_links) == 18
-    assert all(link.active and link.version == "4" for link in sample.gpu_links)
+    assert len(sample.gpu_links) == 36
+    assert all(link.active for link in sample.gpu_links)
 
 
 def test_retired_pages_are_read_on_gpus_without_a_row_remapper(fake: FakeNvml) -> None:
