@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check docs gpu-test format clean
+.PHONY: demo test check docs format clean
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
-	touch $(READY)
+	@echo "Setting up $(VENV): this takes a minute or two, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $(READY)
 
 demo: $(READY)  ## what is this machine, and what can it really do?
 	$(BIN)/flatout doctor || test $$? -eq 1

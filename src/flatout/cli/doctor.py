@@ -30,16 +30,14 @@ def command(output: Output, python: str, problems: bool, save: bool) -> int:
 
     Exits with 1 when a check fails.
     """
-    import shutil
-
     from flatout.hardware.catalogue import rated_for
-    from flatout.hardware.frameworks import FRAMEWORKS
+    from flatout.hardware.frameworks import FRAMEWORKS, is_python
     from flatout.hardware.health.catalogue import examine
     from flatout.hardware.machine import gather_machine
     from flatout.records.machine import DoctorReport
     from flatout.report.doctor import draw_doctor
 
-    if shutil.which(python) is None:
+    if not is_python(python):
         raise CallerMistake(
             f"no Python at {python!r}",
             expected="the path of a Python interpreter",
@@ -47,10 +45,11 @@ def command(output: Output, python: str, problems: bool, save: bool) -> int:
         )
     with output.progress("looking at this machine") as step:
         finished: list[str] = []
+        steps = len(FRAMEWORKS) + 1
 
         def on_done(what: str) -> None:
             finished.append(what)
-            step(f"looked at {', '.join(finished)}", len(finished), len(FRAMEWORKS) + 1)
+            step("letting torch compute" if finished == ["devices"] else "looking", len(finished), steps)
 
         machine = gather_machine(python=python, on_done=on_done)
     entries = {device.uuid: rated_for(device) for device in machine.gpus if device.uuid}

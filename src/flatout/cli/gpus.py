@@ -10,9 +10,11 @@ from flatout.cli.options import Output, common_options
 
 @click.command("gpus", short_help=COMMANDS["gpus"].purpose)
 @click.argument("names", nargs=-1)
-@click.option("--min-memory", type=float, help="Only GPUs with at least this many GB.")
+@click.option("--min-memory", type=click.FloatRange(min=0), help="Only GPUs with at least this many GB.")
 @click.option(
-    "--vendor", type=click.Choice(["nvidia", "amd", "apple", "intel"]), help="Only this vendor's GPUs."
+    "--vendor",
+    type=click.Choice(["nvidia", "amd", "apple", "intel"], case_sensitive=False),
+    help="Only this vendor's GPUs.",
 )
 @click.option("--priced", is_flag=True, help="Only GPUs that the price table knows.")
 @click.option("--prices", type=click.Path(path_type=Path), help="Your own price table; also FLATOUT_PRICES.")

@@ -15,8 +15,11 @@ from flatout.cli.options import Output, common_options, save_option, save_run
 @click.option("--dtype", "dtypes", help="Only these precisions, as in bf16,fp8. Such a result is not kept.")
 @click.option("--fresh", is_flag=True, help="Measure again, and replace what was kept.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep a result.")
-@click.option("--no-cpu", is_flag=True, help="Leave out the comparison with the CPU.")
-@click.option("--html", type=click.Path(path_type=Path), help="Where to write the roofline page.")
+@click.option("--no-cpu", is_flag=True, help="Leave out the CPU. Such a result is not kept.")
+@click.option("--accept-disturbed", is_flag=True, help="Keep the result even if the machine was busy.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write the roofline page."
+)
 @save_option
 @common_options
 def command(
@@ -26,6 +29,7 @@ def command(
     fresh: bool,
     no_cache: bool,
     no_cpu: bool,
+    accept_disturbed: bool,
     html: Path | None,
     save: bool,
 ) -> None:
@@ -44,24 +48,38 @@ def command(
     """
     from flatout.limits.obtain import Request, obtain_limits, parse_dtypes
     from flatout.records.atomic import write_atomically
+    from flatout.records.errors import CallerMistake, CannotWrite
     from flatout.report.limits import draw_limits
     from flatout.report.roofline import limits_page
 
+    if html is not None and not html.parent.is_dir():
+        raise CallerMistake(
+            f"there is no folder {str(html.parent)!r} for the page",
+            expected="a file in a folder that exists",
+            remedy="--html limits.html",
+        )
     request = Request(
         device=device,
         dtypes=parse_dtypes(dtypes),
         fresh=fresh,
         use_cache=not no_cache,
         with_cpu=not no_cpu,
+        accept_disturbed=accept_disturbed,
     )
     with output.progress("finding devices") as step:
         limits, kept_at = obtain_limits(request, on_stage=step)
-    page = html or (kept_at.with_suffix(".html") if kept_at else None)
-    if page is not None:
-        write_atomically(page, limits_page(limits).encode())
     if output.as_json:
         output.document("limits", 1, limits)
     else:
-        draw_limits(limits, output.console(), page=str(page) if page else "")
+        draw_limits(limits, output.console())
+    page = html or (kept_at.with_suffix(".html") if kept_at else None)
+    if page is not None:
+        try:
+            write_atomically(page, limits_page(limits).encode())
+            output.notice(f"roofline picture: {page}")
+        except CannotWrite as error:
+            if html is not None:
+                raise
+            output.notice(f"no roofline picture: {error.received}")
     if save:
         save_run(output, "limits", 1, limits)

@@ -3,6 +3,8 @@
 Only click is imported here: `flatout --help` must cost little more than starting Python.
 """
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,10 @@ from flatout.cli.commands import COMMANDS
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
-_EPILOG = "Exit codes: 0 done, 1 a finding, 2 the caller's mistake, 3 the environment's, 4 the job failed."
+_EPILOG = (
+    "Exit codes: 0 done, 1 a finding, 2 the caller's mistake, 3 the environment's, 4 the job failed, "
+    "70 a defect in Flatout."
+)
 
 
 class LazyGroup(click.Group):
@@ -76,74 +81,108 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _make_output_safe()
-    sys.exit(_run(words))
+    code = _run(words or ["--help"])
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # a full disk shows only now; a reader that went away is no fault
+        code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), words)
+        _discard_output()
+    sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         result = cli.main(words, prog_name="flatout", standalone_mode=False)
-        sys.stdout.flush()
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except click.ClickException as mistake:
-        if debug and not isinstance(mistake, click.UsageError):
+    except SystemExit:
+        # click's own answer to a reader that went away (`| head`), which is no fault of the command.
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
             raise
-        return _say_usage(mistake, words)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped", err=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; Python must not complain about it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
-    except Exception as error:
+    except click.ClickException as mistake:
+        return _say_error(_usage_mistake(mistake), words)
+    except (click.Abort, KeyboardInterrupt):
+        return _say_stopped(words)
+    except Exception as error:  # noqa: BLE001 - the one place where everything ends
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+            _discard_output()
+            error = _unprintable(error)
         return _say_error(error, words)
     return result if isinstance(result, int) else 0
 
 
-def _say_usage(mistake: click.ClickException, words: list[str]) -> int:
+def _usage_mistake(mistake: click.ClickException) -> Exception:
     from flatout.records.errors import CallerMistake
 
     context = mistake.ctx if isinstance(mistake, click.UsageError) else None
     path = context.command_path if context else "flatout"
     usage = context.get_usage().removeprefix("Usage: ") if context else "flatout COMMAND"
-    return _say_error(CallerMistake(mistake.format_message(), expected=usage, remedy=f"{path} --help"), words)
+    return CallerMistake(mistake.format_message(), expected=usage, remedy=f"{path} --help")
+
+
+def _unprintable(error: OSError) -> Exception:
+    from flatout.records.errors import EnvironmentProblem
+
+    return EnvironmentProblem(
+        f"the output cannot be written: {error.strerror or error}",
+        expected="a place for standard output with room in it",
+        remedy="free some room, or write elsewhere",
+    )
 
 
 def _say_error(error: Exception, words: list[str]) -> int:
     from flatout.records.errors import FlatoutError
 
-    if not isinstance(error, FlatoutError):
-        click.echo(
-            f"flatout: a defect in Flatout itself: {type(error).__name__}: {error}\n"
-            "  expected: this never to happen\n"
-            "  try:      the same with --debug, and report what it prints",
-            err=True,
-        )
-        return EXIT_DEFECT
+    if isinstance(error, FlatoutError):
+        parts = (error.received, error.expected, error.remedy)
+        return _say(type(error).__name__, parts, error.exit_code, words)
+    defect = f"a defect in Flatout itself: {type(error).__name__}: {error}"
+    parts = (defect, "this never to happen", "the same with --debug, and report what it prints")
+    return _say("Defect", parts, EXIT_DEFECT, words)
+
+
+def _say_stopped(words: list[str]) -> int:
+    if "--json" in words:
+        parts = ("stopped by the user", "to be left alone", "start it again")
+        return _say("Stopped", parts, EXIT_INTERRUPTED, words)
+    click.echo("stopped", err=True)
+    return EXIT_INTERRUPTED
+
+
+def _say(kind: str, parts: tuple[str, str, str], exit_code: int, words: list[str]) -> int:
+    """The three parts for people, and as a document where one was asked for."""
+    received, expected, remedy = parts
     if "--json" in words:
         from flatout.records.codec import encode
 
-        body = {
-            "error": {
-                "kind": type(error).__name__,
-                "received": error.received,
-                "expected": error.expected,
-                "remedy": error.remedy,
-            },
-            "exit_code": error.exit_code,
-        }
-        click.echo(encode("error", 1, body).decode(), nl=False)
-    click.echo(f"flatout: {error}", err=True)
-    return error.exit_code
+        error = {"kind": kind, "received": received, "expected": expected, "remedy": remedy}
+        with contextlib.suppress(OSError):
+            click.echo(encode("error", 1, {"error": error, "exit_code": exit_code}).decode(), nl=False)
+    with contextlib.suppress(OSError):
+        click.echo(f"flatout: {received}\n  expected: {expected}\n  try:      {remedy}", err=True)
+    return exit_code
 
 
 def _make_output_safe() -> None:
-    """In an ASCII locale, a character that cannot be printed is shown as an escape, not as a crash."""
+    """Closed streams become silent ones; a character that a locale cannot print is shown as an escape."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Nobody can take the rest of the output: Python must not complain about it at exit either."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -92,9 +92,9 @@ def save_run(output: Output, command: str, version: int, body: Any) -> None:
     from flatout.records.places import PROJECT_FOLDER
     from flatout.records.runs import RunFolder
 
-    root = Path.cwd() / PROJECT_FOLDER
+    root = Path(PROJECT_FOLDER)
     folder = RunFolder.create(root, command=command, arguments=tuple(sys.argv[1:]))
     with folder.writing():
         folder.write(command, version, body)
     RunIndex(root, notice=output.notice).add(folder.manifest)
-    output.notice(f"saved as {folder.manifest.id}")
+    output.notice(f"saved as {folder.manifest.id} in {folder.path.parent}")

@@ -12,7 +12,7 @@ from flatout.cli.options import Output, common_options
 @click.argument("run", required=False)
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=Path(".flatout"),
     show_default=True,
     help="Where the runs are.",
@@ -31,14 +31,19 @@ def command(output: Output, run: str | None, folder: Path) -> None:
       flatout report 20261115-031500-limits-4f2a9c
       flatout report ~/from-cluster/20261115-031500-limits-4f2a9c --json
     """
+    from flatout.records.errors import CallerMistake
     from flatout.records.index import RunIndex
     from flatout.records.limits import Limits
     from flatout.records.machine import DoctorReport
     from flatout.records.runs import find_run
     from flatout.report.doctor import draw_doctor
     from flatout.report.limits import draw_limits
-    from flatout.report.runs import draw_runs
+    from flatout.report.runs import draw_run_header, draw_runs
 
+    if folder != Path(".flatout") and not folder.is_dir():
+        raise CallerMistake(
+            f"no folder {str(folder)!r}", expected="the .flatout folder of a project", remedy="check the path"
+        )
     if run is None:
         entries = RunIndex(folder, notice=output.notice).entries()
         if output.as_json:
@@ -47,6 +52,8 @@ def command(output: Output, run: str | None, folder: Path) -> None:
             draw_runs(entries, output.console(), folder=str(folder))
         return
     found = find_run(folder, run)
+    if not output.as_json:
+        draw_run_header(found.manifest, output.console())
     for name in found.manifest.documents:
         if name == "doctor":
             examined = found.read("doctor", 1, DoctorReport)
@@ -55,6 +62,6 @@ def command(output: Output, run: str | None, folder: Path) -> None:
         elif name == "limits":
             measured = found.read("limits", 1, Limits)
             if not output.as_json:
-                draw_limits(measured, output.console(), page="")
+                draw_limits(measured, output.console())
     if output.as_json:
         output.document("report", 1, {"run": found.manifest, "documents": found.plain_documents()})

@@ -30,7 +30,7 @@ def select(names: Sequence[str]) -> list[RatedGpu]:
     chosen: list[RatedGpu] = []
     for name in names:
         exact = [entry for entry in catalogue() if entry.id == name.lower()]
-        fitting = exact or [entry for entry in catalogue() if entry.id.startswith(name.lower())]
+        fitting = exact or [entry for entry in catalogue() if name and entry.id.startswith(name.lower())]
         if not fitting:
             raise UnknownName("GPU", name, [entry.id for entry in catalogue()])
         chosen += [entry for entry in fitting if entry not in chosen]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.hardware.command import end_child
+from flatout.hardware.command import end_child, run_tool
 from flatout.records.machine import Framework, FrameworkName
 
 FRAMEWORKS: tuple[FrameworkName, ...] = ("torch", "tensorflow", "jax")
@@ -70,6 +70,13 @@ class Probe:
         """End the child and everything it started. Safe to call at any time."""
         if self._child is not None:
             end_child(self._child)
+
+
+def is_python(path: str) -> bool:
+    """Whether a program answers as a Python interpreter does."""
+    if path == sys.executable:
+        return True
+    return run_tool([path, "-c", "print(6 * 7)"], timeout_s=20).text == "42\n"
 
 
 def probe_framework(name: FrameworkName, *, python: str = sys.executable) -> Framework:

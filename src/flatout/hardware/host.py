@@ -88,6 +88,15 @@ def cpu_quota(root: Path = Path("/")) -> float:
     return min(allowed)
 
 
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """What this process can still take: of the machine, and of its control group where that is tighter."""
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(_NotThere, OSError, ValueError):
+        limit = memory_limit(root, psutil.virtual_memory().total)
+        available = min(available, max(0, limit - _memory_limit_used(root)))
+    return available
+
+
 def memory_limit(root: Path, total_bytes: int) -> int:
     """Bytes that the control group allows, where that is less than the machine has."""
     tightest = _tightest_memory_group(root)
@@ -151,7 +160,7 @@ def pci_gpu_vendors(root: Path = Path("/")) -> tuple[Vendor, ...]:
 def _in_container(root: Path) -> bool:
     if sys.platform != "linux":
         return False
-    marks = (root / ".dockerenv", root / "run/.containerenv")
+    marks = (root / ".dockerenv", root / "run/.containerenv", root / ".singularity.d")
     return any(_exists(mark) for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 

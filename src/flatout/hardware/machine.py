@@ -25,7 +25,7 @@ from flatout.records.machine import FrameworkName, Machine, VendorStatus
 # Variables that change how a job runs. Values that could be secret are never taken.
 _RELEVANT = re.compile(
     r"(CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|OMP|KMP|GOMP|MKL|OPENBLAS|"
-    r"NUMEXPR|HIP|ROCR|HSA|AMD|MIOPEN|ZE|SYCL|XLA|TF|JAX|GLOO|MALLOC)_|(LD_PRELOAD|PYTHON(MALLOC|DEVMODE))$"
+    r"NUMEXPR|HIP|ROCR|HSA|AMD|MIOPEN|ZE|SYCL|XLA|TF|JAX|GLOO|MALLOC)_|(LD_PRELOAD|PYTHON(MALLOC|DEVMODE)|SLURM_JOB_ID|PBS_JOBID|LSB_JOBID)$"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
 
@@ -119,8 +119,8 @@ def important_places(environment: Mapping[str, str]) -> tuple[tuple[str, Path], 
     except (KeyError, OSError):
         user = str(os.getuid())
     inductor = environment.get("TORCHINDUCTOR_CACHE_DIR") or str(temporary / f"torchinductor_{user}")
-    return (
-        ("working folder", Path.cwd()),
-        ("temporary files", temporary),
-        ("compile cache", Path(inductor)),
-    )
+    try:
+        working = (("working folder", Path.cwd()),)
+    except FileNotFoundError:  # deleted under our feet
+        working = (("working folder", Path("(deleted)")),)
+    return (*working, ("temporary files", temporary), ("compile cache", Path(inductor)))

@@ -1,4 +1,4 @@
-"""Which physical GPUs a job will see: the visibility variables, read as the drivers read them."""
+"""Which physical NVIDIA GPUs a job will see: CUDA_VISIBLE_DEVICES, read as CUDA reads it."""
 
 import dataclasses
 import re
@@ -20,22 +20,41 @@ class Visibility:
     ignored: tuple[str, ...] = ()
 
 
+def cuda_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """What CUDA can number: the whole GPUs; or, where some are partitioned (MIG), the instances alone."""
+    nvidia = [device for device in devices if device.vendor == "nvidia"]
+    instances = [device for device in nvidia if device.parent_uuid]
+    return tuple(instances or [device for device in nvidia if not device.mig_enabled])
+
+
 def visible_cuda_devices(devices: Sequence[Device], environment: Mapping[str, str]) -> Visibility:
-    """Map CUDA_VISIBLE_DEVICES to the physical GPUs (or MIG instances) that it names."""
-    # With MIG on, CUDA enumerates instances and never the parent.
-    cuda = [d for d in devices if d.vendor == "nvidia" and not (d.mig_enabled and not d.parent_uuid)]
+    """Map CUDA_VISIBLE_DEVICES to the physical GPUs (or the one MIG instance) that a process will see."""
+    cuda = cuda_devices(devices)
     wanted = environment.get(CUDA_VARIABLE)
-    if wanted is None:
-        if _order_is_unknown(cuda, environment):
-            return Visibility(devices=None, reason=_ORDER_REASON)
-        return Visibility(devices=tuple(cuda), reason=f"{CUDA_VARIABLE} is not set: all are visible")
-    if wanted.strip() == "":
+    if wanted is not None and wanted.strip() == "":
         return Visibility(devices=(), reason=f"{CUDA_VARIABLE} is empty: no GPU is visible")
-    if wanted.startswith(("GPU-", "MIG-")):
-        return _by_uuid(cuda, wanted)
+    if wanted is not None and wanted.startswith(("GPU-", "MIG-")):
+        return _one_instance(_by_uuid(cuda, wanted))
+    if cuda and cuda[0].parent_uuid:
+        if wanted is None or _LEADING_NUMBER.match(wanted):
+            return _one_instance(Visibility(devices=cuda, reason="MIG is on"))
+        return Visibility(devices=(), reason=f"{CUDA_VARIABLE}={wanted} names no instance")
     if _order_is_unknown(cuda, environment):
         return Visibility(devices=None, reason=_ORDER_REASON)
+    if wanted is None:
+        return Visibility(devices=cuda, reason=f"{CUDA_VARIABLE} is not set: all are visible")
     return _by_number(cuda, wanted)
+
+
+def _one_instance(found: Visibility) -> Visibility:
+    """A CUDA process uses one MIG instance, the first, however many it is shown."""
+    if not found.devices or not found.devices[0].parent_uuid or len(found.devices) == 1:
+        return found
+    names = tuple(device.uuid or device.name for device in found.devices[1:])
+    reason = f"{found.reason}: a process sees one instance, the first"
+    return Visibility(
+        devices=found.devices[:1], reason=reason, ignored=names if CUDA_VARIABLE in reason else ()
+    )
 
 
 _ORDER_REASON = (

@@ -37,37 +37,36 @@ class ClockWatch:
                 self._samples.append(sample)
 
     def state(self) -> ClockState:
-        """The range of what was seen."""
+        """The range of what was seen, with the sample's own reason for what was not."""
         if not self._samples:
-            return ClockState(
-                samples=0, unknown=dict.fromkeys(_FIELDS, "no sample of this device while measuring")
-            )
-        seen = list(self._samples)
-        reasons = [set(sample.throttle_reasons) for sample in seen if sample.throttle_reasons is not None]
+            none = "no sample of this device while measuring"
+            return ClockState(samples=0, unknown=dict.fromkeys((*_RANGES, "throttle_reasons"), none))
+        values: dict[str, int] = {}
+        unknown: dict[str, str] = {}
+        for field, (source, pick) in _RANGES.items():
+            seen = [value for sample in self._samples if (value := getattr(sample, source)) is not None]
+            if seen:
+                values[field] = pick(seen)
+            else:
+                unknown[field] = self._samples[-1].unknown[source]
+        reasons = [
+            set(sample.throttle_reasons) for sample in self._samples if sample.throttle_reasons is not None
+        ]
+        if not reasons:
+            unknown["throttle_reasons"] = self._samples[-1].unknown["throttle_reasons"]
         return ClockState(
-            samples=len(seen),
-            clock_compute_min_hz=_over(seen, lambda s: s.clock_compute_hz, min),
-            clock_compute_max_hz=_over(seen, lambda s: s.clock_compute_hz, max),
-            power_max_mw=_over(seen, lambda s: s.power_draw_mw, max),
-            power_limit_mw=_over(seen, lambda s: s.power_limit_mw, min),
-            temperature_max_c=_over(seen, lambda s: s.temperature_c, max),
+            samples=len(self._samples),
             throttle_reasons=tuple(sorted(set().union(*reasons) - {"idle"})) if reasons else None,
-            unknown={name: why for name, why in seen[-1].unknown.items() if name in _FIELDS},
+            unknown=unknown,
+            **values,
         )
 
 
-_FIELDS = (
-    "clock_compute_min_hz",
-    "clock_compute_max_hz",
-    "power_max_mw",
-    "power_limit_mw",
-    "temperature_max_c",
-    "throttle_reasons",
-)
-
-
-def _over(
-    samples: list[DeviceSample], read: Callable[[DeviceSample], int | None], pick: Callable[[list[int]], int]
-) -> int | None:
-    values = [value for sample in samples if (value := read(sample)) is not None]
-    return pick(values) if values else None
+# Our field -> the sample's field, and which of its values we keep.
+_RANGES: dict[str, tuple[str, Callable[[list[int]], int]]] = {
+    "clock_compute_min_hz": ("clock_compute_hz", min),
+    "clock_compute_max_hz": ("clock_compute_hz", max),
+    "power_max_mw": ("power_draw_mw", max),
+    "power_limit_mw": ("power_limit_mw", min),
+    "temperature_max_c": ("temperature_c", max),
+}

@@ -27,9 +27,9 @@ def item_seconds(torch: Any, device: str, watch: Stopwatch) -> float:
     return _per_call(watch, one.item, _ITEMS)
 
 
-def graph_node_seconds(torch: Any) -> float:
+def graph_node_seconds(torch: Any, device: str, watch: Stopwatch) -> float:
     """Seconds per kernel when a CUDA graph of a thousand small kernels is replayed."""
-    one = torch.zeros(1, device="cuda")
+    one = torch.zeros(1, device=device)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         one.add_(1)
@@ -38,7 +38,7 @@ def graph_node_seconds(torch: Any) -> float:
     with torch.cuda.graph(graph):
         for _ in range(_LAUNCHES):
             one.add_(1)
-    timing = Stopwatch(torch, "cuda").measure(graph.replay, burst_s=0.005, bursts=7)
+    timing = watch.measure(graph.replay, burst_s=0.005, bursts=7)
     return timing.median_s / _LAUNCHES
 
 

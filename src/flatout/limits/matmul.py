@@ -105,7 +105,7 @@ def why_not(torch: Any, device: str, dtype: Dtype) -> str:
             have = ".".join(map(str, capability))
             return f"no tensor cores for {dtype} at compute capability {have}"
     elif dtype == "tf32":
-        return "TF32 is NVIDIA's"
+        return "torch offers TF32 on NVIDIA's cards only"
     elif dtype in ("fp8", "int8") and not device.startswith(("cuda", "cpu")):
         return f"torch has no {dtype} product on {device}"
     return ""

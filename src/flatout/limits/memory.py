@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flatout.hardware.host import available_memory_bytes
 from flatout.limits.timing import Stopwatch
 
 _GPU_BUFFER_BYTES = 4 << 30
 _CPU_BUFFER_BYTES = 256 << 20
 _TIMES_THE_CACHE = 4
 _SHARE_OF_FREE = 8
+_TWICE = 2
+_SMALLEST_BYTES = 16 << 20
 _FLOAT_BYTES = 4
 _NOISE_BLOCK = 1 << 20
 
@@ -18,11 +21,22 @@ _NOISE_BLOCK = 1 << 20
 def buffer_bytes(torch: Any, device: str) -> int:
     """How large each of three buffers is: well beyond the cache, and a small part of what is free."""
     if device == "cpu":
-        import psutil
+        cache, wanted, free = cpu_cache_bytes(), _CPU_BUFFER_BYTES, available_memory_bytes()
+    else:
+        cache, wanted, free = device_cache_bytes(torch, device), _GPU_BUFFER_BYTES, free_bytes(torch, device)
+    size = min(max(wanted, _TIMES_THE_CACHE * cache), free // _SHARE_OF_FREE)
+    if size < _TWICE * cache or size < _SMALLEST_BYTES:
+        raise RuntimeError(f"too little memory is free ({free >> 20} MiB) to measure beyond the cache")
+    return size
 
-        wanted = max(_CPU_BUFFER_BYTES, _TIMES_THE_CACHE * cpu_cache_bytes())
-        return min(wanted, psutil.virtual_memory().available // _SHARE_OF_FREE)
-    return min(_GPU_BUFFER_BYTES, free_bytes(torch, device) // _SHARE_OF_FREE)
+
+def device_cache_bytes(torch: Any, device: str) -> int:
+    """The device's second-level cache, where torch tells it; 0 elsewhere."""
+    kind = device.split(":", maxsplit=1)[0]
+    if kind == "mps":
+        return 0
+    properties = getattr(torch, kind).get_device_properties(device)
+    return int(getattr(properties, "L2_cache_size", 0))
 
 
 def free_bytes(torch: Any, device: str) -> int:
@@ -33,15 +47,20 @@ def free_bytes(torch: Any, device: str) -> int:
     return int(getattr(torch, kind).mem_get_info(device)[0])
 
 
-def cpu_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """The largest cache of the first CPU; 0 where the system does not tell."""
+def cpu_cache_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """All last-level caches together (a large server has a dozen); 0 where the system does not tell."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    largest = 0
-    for file in root.glob("index*/size"):
+    caches: dict[tuple[str, str], int] = {}
+    for file in root.glob("cpu[0-9]*/cache/index*/size"):
         with contextlib.suppress(OSError, ValueError):
             text = file.read_text().strip()
-            largest = max(largest, int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text))
-    return largest
+            size = int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
+            sharers = (file.parent / "shared_cpu_list").read_text().strip()
+            caches[file.parent.name, sharers] = size
+    levels: dict[str, int] = {}
+    for (level, _), size in caches.items():
+        levels[level] = levels.get(level, 0) + size
+    return max(levels.values(), default=0)
 
 
 def _noise(torch: Any, device: str, count: int) -> Any:

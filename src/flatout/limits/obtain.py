@@ -1,5 +1,6 @@
 """From a request to limits: choose the device, take what was kept, or measure and keep."""
 
+import contextlib
 import dataclasses
 import datetime as dt
 from collections.abc import Sequence
@@ -8,12 +9,13 @@ from pathlib import Path
 from flatout.hardware.catalogue import rated_for
 from flatout.hardware.machine import default_sources
 from flatout.hardware.protocol import DeviceSource
+from flatout.limits.disturbance import Disturbance
 from flatout.limits.matmul import CPU_DTYPES, GPU_DTYPES
 from flatout.limits.measure import Job, OnStage, measure_devices, torch_version
 from flatout.limits.store import METHOD, LimitsStore
 from flatout.limits.target import Target, choose_target
 from flatout.records.device import Device
-from flatout.records.errors import UnknownName
+from flatout.records.errors import CallerMistake, ChildFailed, UnknownName
 from flatout.records.limits import DeviceLimits, Limits, RatedPeaks
 from flatout.records.rated import Dtype
 
@@ -30,6 +32,7 @@ class Request:
     fresh: bool = False
     use_cache: bool = True
     with_cpu: bool = True
+    accept_disturbed: bool = False
 
     @property
     def complete(self) -> bool:
@@ -39,7 +42,7 @@ class Request:
 
 def parse_dtypes(text: str | None) -> tuple[Dtype, ...]:
     """Precisions from "bf16,fp8"; an unknown one is answered with the nearest."""
-    if not text:
+    if text is None:
         return ()
     known: dict[str, Dtype] = {dtype: dtype for dtype in GPU_DTYPES}
     words = [word.strip().lower() for word in text.split(",")]
@@ -62,18 +65,41 @@ def obtain_limits(
     store = store or LimitsStore()
     try:
         found = [(device, source) for source in own for device in source.discover().devices]
-        target = choose_target([device for device, _ in found], request.device)
+        target = choose_target([device for device, _ in found], request.device, torch_version=version)
         if request.complete and not request.fresh:
             kept = store.load(target.device, version)
             if kept is not None:
                 return dataclasses.replace(kept, from_cache=True), store.path_for(target.device, version)
-        if request.complete:
-            store.ensure_writable()
-        limits = _measure(request, target, found, on_stage)
+        _refuse_early(target, request.dtypes)
+        with store.writing() if request.complete else contextlib.nullcontext():
+            limits = _measure(request, target, found, on_stage)
+            _insist_on_figures(limits)
+            keep = request.complete and (request.accept_disturbed or not limits.disturbed)
+            return limits, store.save(target.device, limits) if keep else None
     finally:
         for source in own:
             source.close()
-    return limits, store.save(target.device, limits) if request.complete else None
+
+
+def _refuse_early(target: Target, dtypes: Sequence[Dtype]) -> None:
+    if "tf32" in dtypes and target.device.vendor != "nvidia":
+        raise CallerMistake(
+            f"TF32 cannot be measured on {target.device.name}",
+            expected="a precision that the device has; TF32 is a mode of NVIDIA's tensor cores",
+            remedy="--dtype fp32,bf16",
+        )
+
+
+def _insist_on_figures(limits: Limits) -> None:
+    """A measurement without a product or without a bandwidth is a failure, not something to keep."""
+    if limits.measured.matmul_flops_per_s and limits.measured.memory_bytes_per_s is not None:
+        return
+    reasons = list(dict.fromkeys(limits.measured.unknown.values()))
+    raise ChildFailed(
+        f"nothing could be measured on {limits.device.name}: {'; '.join(reasons[:3])}",
+        expected="free memory on the device, and a torch that can use it",
+        remedy="flatout doctor   # who holds its memory?",
+    )
 
 
 def _measure(
@@ -85,8 +111,11 @@ def _measure(
     if request.with_cpu and not on_cpu:
         host = choose_target([device for device, _ in found], "cpu")
         jobs.append(Job(dataclasses.replace(host, environment={}), _COMPARED, _source_of(host.device, found)))
+    disturbance = Disturbance()
+    disturbance.look_at(target.device, _source_of(target.device, found))
     measured = measure_devices(jobs, on_stage=on_stage)
-    return combine(measured[0], measured[1] if len(measured) > 1 else None, target.device)
+    whole = combine(measured[0], measured[1] if len(measured) > 1 else None, target.device)
+    return dataclasses.replace(whole, disturbed=disturbance.words())
 
 
 def _source_of(device: Device, found: list[tuple[Device, DeviceSource]]) -> DeviceSource:

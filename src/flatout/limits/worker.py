@@ -3,6 +3,7 @@
 A crash in a driver, an out-of-memory or a hang ends this process and not the user's command.
 """
 
+import contextlib
 import math
 import os
 import sys
@@ -32,7 +33,7 @@ from flatout.records.rated import Dtype
 
 _SUSTAIN_S = 0.8
 _PARENT_CHECK_S = 0.5
-_ONLY_ON_GPU = "the CPU is the host: there is no link, launch queue or graph to measure"
+_ONLY_ON_GPU = "the CPU is the host: there is no link to measure"
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -104,7 +105,8 @@ class Measurement:
         best = max(results, key=lambda result: result.flops_per_s)
         self._best[dtype] = best.flops_per_s
         if dtype in SUSTAINED_DTYPES and not on_cpu:
-            self._sustained[dtype] = sustained(self._torch, self._device, self._watch, best, _SUSTAIN_S)
+            with contextlib.suppress(RuntimeError):  # for example out of memory: the burst figure stands
+                self._sustained[dtype] = sustained(self._torch, self._device, self._watch, best, _SUSTAIN_S)
 
     def _memory(self) -> None:
         names = ("memory_copy_bytes_per_s", "memory_read_bytes_per_s", "memory_triad_bytes_per_s")
@@ -128,7 +130,7 @@ class Measurement:
         for field, read in (("launch_s", launch_seconds), ("item_s", item_seconds)):
             self._take((field,), partial(self._lower, field, read))
         if self._device.startswith("cuda"):
-            self._take(("graph_node_s",), lambda: {"graph_node_s": graph_node_seconds(self._torch)})
+            self._take(("graph_node_s",), partial(self._lower, "graph_node_s", graph_node_seconds))
         else:
             self._unknown["graph_node_s"] = "graphs are CUDA's"
 
@@ -142,6 +144,9 @@ class Measurement:
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._unknown.update(dict.fromkeys(names, lines[0]))
+        # What another pass has measured stays known.
+        for name in self._fields.keys() & self._unknown.keys():
+            del self._unknown[name]
 
     def _free(self) -> None:
         kind = self._device.split(":", maxsplit=1)[0]

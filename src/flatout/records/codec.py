@@ -36,7 +36,7 @@ def encode(kind: str, version: int, body: Any) -> bytes:
 def decode(data: bytes, path: Path, kind: str, version: int, record: type[T], *, remedy: str) -> T:
     """The record in a document. Fields that we don't know are ignored; other versions are refused."""
     plain = parse(data, path, remedy=remedy)
-    check_schema(plain, path, kind, version)
+    check_schema(plain, path, kind, version, remedy=remedy)
     try:
         return msgspec.convert(plain, record)
     except msgspec.ValidationError as error:
@@ -51,12 +51,14 @@ def parse(data: bytes, path: Path, *, remedy: str) -> Any:
         raise CorruptFile(path, f"not JSON ({error})", remedy=remedy) from error
 
 
-def check_schema(plain: object, path: Path, kind: str, version: int) -> None:
+def check_schema(plain: object, path: Path, kind: str, version: int, *, remedy: str) -> None:
     """Refuse what is not a document of this kind and version."""
     wanted = schema_name(kind, version)
     found = plain.get("schema") if isinstance(plain, dict) else None
+    if not isinstance(found, str):
+        raise CorruptFile(path, "it does not say what it is (no schema)", remedy=remedy)
     if found != wanted:
-        raise ForeignVersion(path, found if found is not None else "no schema field", readable=repr(wanted))
+        raise ForeignVersion(path, found, readable=repr(wanted))
 
 
 def _finite(value: Any, path: str, reasons: dict[str, str]) -> Any:

@@ -16,8 +16,10 @@ _STEP = re.compile(r"\.([A-Za-z0-9_-]+)|\[(\d+)\]")
 
 def read_toml(path: Path, record: type[T], *, remedy: str) -> T:
     """The record that the file describes. `record` is a msgspec Struct with forbid_unknown_fields."""
+    if path.exists() and not path.is_file():
+        raise BadConfig(path, "not a file", expected="a TOML file", remedy=remedy)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows' editors begin files with a mark
     except UnicodeDecodeError as error:
         raise BadConfig(path, "not UTF-8 text", expected="a TOML file", remedy=remedy) from error
     except OSError as error:
@@ -75,7 +77,7 @@ def _explain(path: Path, text: str, problem: str, record: type, remedy: str) -> 
 
 def _expectation(said: str) -> str:
     wanted = re.match(r"Expected (.*?)(?:, got|$)", said)
-    return wanted[1] if wanted else "a value as the documentation describes it"
+    return wanted[1] if wanted else "a value like those that `flatout gpus --price-template` prints"
 
 
 def _fields_below(record: type) -> set[str]:

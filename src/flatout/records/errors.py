@@ -88,7 +88,7 @@ class MissingExtra(EnvironmentProblem):
         super().__init__(
             f"{package} is not installed",
             expected=f"{package}, for {wanted_for}",
-            remedy=f"pip install 'flatout[{extra}]'",
+            remedy=f"pip install {package}   # what flatout[{extra}] asks for",
         )
 
 
@@ -123,7 +123,7 @@ class ForeignVersion(EnvironmentProblem):
         super().__init__(
             f"{path} has format {found!r}",
             expected=f"{readable}, which this version of Flatout reads",
-            remedy="read it with the version of Flatout that wrote it, or update: pip install -U flatout",
+            remedy="read it with the version of Flatout that wrote it, or a newer one",
         )
 
 
@@ -151,7 +151,7 @@ class JobFailed(FlatoutError):
 
 def _listed(name: str, valid: tuple[str, ...]) -> str:
     if not valid:
-        return "a name, but there is none to choose from on this machine"
+        return "a name, but there is none to choose from"
     if len(valid) <= _LIST_AT_MOST:
         return f"one of: {', '.join(valid)}"
     like = difflib.get_close_matches(name, valid, n=8, cutoff=0.3) or list(valid[:8])

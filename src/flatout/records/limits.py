@@ -75,6 +75,11 @@ class Measured:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        singles = [getattr(self, f.name) for f in dataclasses.fields(self) if f.name.endswith("_s")]
+        rates = [value for value in singles if isinstance(value, float)]
+        rates += [*self.matmul_flops_per_s.values(), *self.matmul_sustained_flops_per_s.values()]
+        if any(rate <= 0 for rate in rates):
+            raise ValueError("a measured rate that is not above zero")
         fill_reasons(self)
 
 
@@ -117,4 +122,5 @@ class Limits:
     measured_at: dt.datetime
     took_s: float
     method: int
+    disturbed: str = ""
     from_cache: bool = False

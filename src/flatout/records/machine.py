@@ -77,6 +77,7 @@ class Framework:
     name: FrameworkName
     installed: bool
     version: str | None = None
+    python_version: str = ""
     build: str | None = None
     architectures: tuple[str, ...] = ()
     proofs: tuple[ComputeProof, ...] = ()

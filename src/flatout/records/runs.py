@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from flatout import __version__
 from flatout.records.atomic import ensure_writable, write_atomically
 from flatout.records.codec import check_schema, decode, document, encode, parse
-from flatout.records.errors import CannotWrite, CorruptFile, FlatoutError, UnknownName
+from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, FlatoutError, UnknownName
 from flatout.records.lock import folder_lock
 
 T = TypeVar("T")
@@ -77,6 +77,9 @@ class RunFolder:
             flatout_version=__version__,
         )
         write_atomically(path / MANIFEST, encode(_KIND, FOLDER_VERSION, manifest))
+        ignore = root / ".gitignore"
+        if not ignore.exists():  # runs are not for a repository; whoever wants them there deletes this file
+            write_atomically(ignore, b"*\n")
         return cls(path, manifest)
 
     @classmethod
@@ -142,7 +145,7 @@ class RunFolder:
         """Change manifest fields and keep every field that a newer Flatout may have put there."""
         file = self.path / MANIFEST
         on_disk = parse(_manifest_bytes(self.path), file, remedy=_REPEAT)
-        check_schema(on_disk, file, _KIND, FOLDER_VERSION)
+        check_schema(on_disk, file, _KIND, FOLDER_VERSION, remedy=_REPEAT)
         self.manifest = dataclasses.replace(self.manifest, **changes)
         merged = {**on_disk, **document(_KIND, FOLDER_VERSION, self.manifest)}
         merged.pop("schema")
@@ -177,7 +180,14 @@ def find_run(root: Path, wanted: str) -> RunFolder:
         # Names tell seconds; of several runs in the newest one, the manifests know the last.
         newest = [path for path in paths if path.name[:_SECOND] == paths[0].name[:_SECOND]]
         return max(map(RunFolder.open, newest), key=lambda run: run.manifest.created_at.timestamp())
-    fitting = [path for path in paths if path.name.startswith(wanted)]
+    fitting = [path for path in paths if wanted and path.name.startswith(wanted)]
     if len(fitting) == 1:
         return RunFolder.open(fitting[0])
-    raise UnknownName("run", wanted, [path.name for path in fitting or paths])
+    if fitting:
+        raise CallerMistake(
+            f"{len(fitting)} runs begin with {wanted!r}",
+            expected=f"the beginning of one: {', '.join(path.name for path in fitting[:5])}",
+            remedy="type more of it, or: flatout report latest",
+        )
+    remedy = "" if paths else "flatout doctor --save   # makes one"
+    raise UnknownName("run", wanted, [path.name for path in paths], remedy=remedy)

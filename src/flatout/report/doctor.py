@@ -51,7 +51,9 @@ def _headline(device: Device) -> str:
 def _host_line(report: DoctorReport) -> str:
     installed = [found for found in report.frameworks if found.installed]
     names = [f"{found.name} {found.version or 'that cannot be used'}" for found in installed]
-    return ", ".join([report.host.system, f"Python {report.host.python_version}", *names])
+    pythons = [found.python_version for found in report.frameworks if found.python_version]
+    python = pythons[0] if pythons else report.host.python_version
+    return ", ".join([report.host.system, f"Python {python}", *names])
 
 
 def _draw_table(checks: list[CheckResult], console: Console, *, several: bool) -> None:

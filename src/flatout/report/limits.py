@@ -27,7 +27,7 @@ _COSTS = (
 Row = tuple[str, str, str, str, str]
 
 
-def draw_limits(limits: Limits, console: Console, *, page: str) -> None:
+def draw_limits(limits: Limits, console: Console) -> None:
     """Print the tables; narrow terminals get one line per figure."""
     device = limits.device
     memory = f", {gigabytes(device.memory_total_bytes)}" if device.memory_total_bytes else ""
@@ -39,8 +39,6 @@ def draw_limits(limits: Limits, console: Console, *, page: str) -> None:
     _draw_cpu(limits, console)
     for note in _notes(limits):
         console.print(line(note, "dim"))
-    if page:
-        console.print(line(f"roofline picture: {page}"), soft_wrap=True)
 
 
 def _rows(limits: Limits) -> list[Row]:
@@ -108,15 +106,17 @@ def _draw_sizes(matmuls: tuple[MatmulResult, ...], console: Console) -> None:
     sizes = list(dict.fromkeys((result.m, result.n, result.k) for result in matmuls))
     if len(sizes) < 2 or is_narrow(console):
         return
-    unit, scale = ("TFLOP/s", 1e12) if max(r.flops_per_s for r in matmuls) >= 1e12 else ("GFLOP/s", 1e9)
+    floats = [r.flops_per_s for r in matmuls if r.dtype != "int8"] or [r.flops_per_s for r in matmuls]
+    unit, scale = ("TFLOP/s", 1e12) if max(floats) >= 1e12 else ("GFLOP/s", 1e9)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"{unit} by size")
     for m, n, k in sizes:
         table.add_column(str(m) if m == n == k else f"{m}x{n}x{k}", justify="right")
     for dtype in dict.fromkeys(result.dtype for result in matmuls):
         by_size = {(r.m, r.n, r.k): r.flops_per_s for r in matmuls if r.dtype == dtype}
+        label = f"int8, {unit.replace('FLOP', 'OP')}" if dtype == "int8" else dtype
         table.add_row(
-            dtype, *(three_digits(by_size[size] / scale) if size in by_size else "" for size in sizes)
+            label, *(three_digits(by_size[size] / scale) if size in by_size else "" for size in sizes)
         )
     console.print(table)
     console.print()
@@ -158,6 +158,8 @@ def _notes(limits: Limits) -> list[str]:
     for name, reason in limits.measured.unknown.items():
         if name.startswith("matmul_flops_per_s."):
             notes.append(f"{name.removeprefix('matmul_flops_per_s.')}: not measured ({reason})")
+    if limits.disturbed:
+        notes.append(f"DISTURBED: {limits.disturbed}. Figures may be too low; repeat it on a quiet machine.")
     when = limits.measured_at.strftime("%Y-%m-%d %H:%M UTC")
     if limits.from_cache:
         notes.append(f"measured on {when}, kept since; --fresh measures again")

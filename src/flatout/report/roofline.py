@@ -50,7 +50,8 @@ class Plot:
     """Turns intensity (FLOP per byte) and rate (FLOP/s) into places, both on log scales."""
 
     def __init__(self, lowest: float, highest: float) -> None:
-        self._y0, self._y1 = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
+        self._y0 = math.floor(math.log10(lowest))
+        self._y1 = max(math.ceil(math.log10(highest)), self._y0 + 1)
         self._x0, self._x1 = math.log10(_LOWEST_INTENSITY), math.log10(_HIGHEST_INTENSITY)
 
     def x(self, intensity: float) -> float:
@@ -116,7 +117,7 @@ def _roofs(limits: Limits) -> tuple[list[Roof], Plot, str]:
     cpu = limits.cpu.measured if limits.cpu else None
     heights = [*peaks.values(), *(rated.dense_flops_per_s.values() if rated else ())]
     slopes = [rate for rate in (bandwidth, cpu.memory_bytes_per_s if cpu else None) if rate]
-    plot = Plot(min([*slopes, *heights, 1e12]), max([*heights, 1e10]))
+    plot = Plot(min([*slopes, *heights], default=1e9), max(heights, default=1e12))
     roofs = []
     if bandwidth is not None:
         for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):

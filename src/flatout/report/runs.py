@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flatout.records.index import RunEntry
+from flatout.records.runs import RunManifest
 from flatout.report.plain import inert, is_narrow, line
 
 
@@ -25,3 +26,12 @@ def draw_runs(entries: Sequence[RunEntry], console: Console, *, folder: str) -> 
         when = entry.created_at[:19].replace("T", " ")
         table.add_row(*(inert(cell) for cell in (entry.id, entry.command, when, entry.host, entry.status)))
     console.print(table)
+
+
+def draw_run_header(manifest: RunManifest, console: Console) -> None:
+    """Whose figures these are: they may be of another machine and another day."""
+    when = manifest.created_at.strftime("%Y-%m-%d %H:%M UTC")
+    console.print(
+        line(f"{manifest.id}: {manifest.command} on {manifest.host}, {when}, {manifest.status}", "bold")
+    )
+    console.print()

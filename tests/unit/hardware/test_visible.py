@@ -84,7 +84,11 @@ def test_with_mig_the_instances_are_numbered_and_the_parent_is_not() -> None:
     ]
     found = visible_cuda_devices([parent, *instances], {"CUDA_VISIBLE_DEVICES": "MIG-1"})
     assert found.devices == (instances[1],)
-    assert visible_cuda_devices([parent, *instances], {}).devices == tuple(instances)
+    alone = visible_cuda_devices([parent, *instances], {})
+    assert alone.devices == (instances[0],)  # however many there are, a process gets one
+    both = visible_cuda_devices([parent, *instances], {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-0"})
+    assert both.devices == (instances[1],)
+    assert both.ignored == ("MIG-0",)
 
 
 def test_gpus_of_other_vendors_do_not_count() -> None:

@@ -38,13 +38,20 @@ def test_the_buffers_hold_noise_to_the_last_element() -> None:
     assert 0.9 < noise.std().item() < 1.1
 
 
-def test_the_largest_cache_is_found(tmp_path: Path) -> None:
-    for index, size in enumerate(("48K", "2048K", "300M")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    (tmp_path / "index9").mkdir()
-    (tmp_path / "index9" / "size").write_text("garbage")
-    assert memory.cpu_cache_bytes(tmp_path) == 300 << 20
+def cpu(root: Path, number: int, sizes: dict[str, tuple[str, str]]) -> None:
+    for index, (size, sharers) in sizes.items():
+        folder = root / f"cpu{number}" / "cache" / index
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(size + "\n")
+        (folder / "shared_cpu_list").write_text(sharers + "\n")
+
+
+def test_all_last_level_caches_are_added_up_and_shared_ones_count_once(tmp_path: Path) -> None:
+    for number in range(4):
+        sharers = "0-1" if number < 2 else "2-3"
+        cpu(tmp_path, number, {"index0": ("48K", str(number)), "index3": ("32M", sharers)})
+    cpu(tmp_path, 9, {"index3": ("garbage", "9")})
+    assert memory.cpu_cache_bytes(tmp_path) == 64 << 20
     assert memory.cpu_cache_bytes(tmp_path / "nothing") == 0
 
 
@@ -54,3 +61,16 @@ def test_cpu_buffers_are_several_caches_large_and_leave_most_memory_free() -> No
     size = memory.buffer_bytes(torch, "cpu")
     assert size >= min(4 * memory.cpu_cache_bytes(), psutil.virtual_memory().available // 9)
     assert 3 * size < psutil.virtual_memory().available / 2
+
+
+def test_a_containers_limit_bounds_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "cpu_cache_bytes", lambda: 8 << 20)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 30)
+    assert memory.buffer_bytes(torch, "cpu") == 128 << 20
+
+
+def test_where_buffers_would_fit_into_the_cache_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "cpu_cache_bytes", lambda: 300 << 20)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 2 << 30)
+    with pytest.raises(RuntimeError, match="too little memory is free"):
+        memory.buffer_bytes(torch, "cpu")

@@ -9,8 +9,17 @@ import pytest
 from flatout.hardware.protocol import Discovery
 from flatout.limits import obtain
 from flatout.limits.store import LimitsStore
-from flatout.records.device import Device, DeviceSample
-from flatout.records.errors import CannotWrite, CorruptFile, ForeignVersion, UnknownName
+from flatout.records.device import Device, DeviceProcess, DeviceSample
+from flatout.records.errors import (
+    CallerMistake,
+    CannotWrite,
+    ChildFailed,
+    CorruptFile,
+    EnvironmentProblem,
+    ForeignVersion,
+    LockHeld,
+    UnknownName,
+)
 from flatout.records.limits import ClockState, DeviceLimits, Limits, Measured, MeasuredDevice
 
 GPU = Device(index=0, vendor="nvidia", name="NVIDIA H200", uuid="GPU-1", driver_version="580.1")
@@ -82,8 +91,27 @@ def test_names_with_slashes_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_noticed_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CannotWrite, match="--no-cache"):
-        LimitsStore(tmp_path / "file").ensure_writable()
+    with pytest.raises(CannotWrite, match="--no-cache"), LimitsStore(tmp_path / "file").writing():
+        pytest.fail("this must not be reached")
+
+
+def test_a_file_where_the_folder_should_be_is_the_environments_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EnvironmentProblem, match="cannot read"):
+        LimitsStore(tmp_path / "file").load(GPU, "2.13.0")
+
+
+def test_two_measurements_at_once_are_refused(tmp_path: Path) -> None:
+    with LimitsStore(tmp_path).writing(), pytest.raises(LockHeld), LimitsStore(tmp_path).writing():
+        pytest.fail("this must not be reached")
+
+
+def test_a_kept_rate_below_zero_is_damage(tmp_path: Path) -> None:
+    store = LimitsStore(tmp_path)
+    path = store.save(GPU, some_limits())
+    path.write_bytes(path.read_bytes().replace(b"4300000000000.0", b"-5.0"))
+    with pytest.raises(CorruptFile):
+        store.load(GPU, "2.13.0")
 
 
 # --- obtaining -----------------------------------------------------------------------------------------
@@ -96,12 +124,13 @@ class OneSource:
         self.devices = devices
         self.vendor = devices[0].vendor
         self.closed = 0
+        self.processes: tuple[DeviceProcess, ...] = ()
 
     def discover(self) -> Discovery:
         return Discovery(devices=self.devices)
 
     def sample(self, devices: object) -> list[DeviceSample]:
-        return []
+        return [DeviceSample(index=0, uuid=None, taken_at_unix_s=1.0, processes=self.processes)]
 
     def close(self) -> None:
         self.closed += 1
@@ -109,8 +138,9 @@ class OneSource:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands for the measuring child; lists what it was asked to measure."""
+    """Stands for the measuring child on a quiet machine; lists what it was asked to measure."""
     asked: list[str] = []
+    monkeypatch.setattr("flatout.limits.disturbance._busy_seconds", lambda: 0.0)
 
     def measure(jobs: list, **_: object) -> list[DeviceLimits]:
         asked.extend(job.target.torch_device for job in jobs)
@@ -174,3 +204,46 @@ def test_precisions_are_parsed_and_unknown_ones_answered_with_the_nearest() -> N
     assert obtain.parse_dtypes(None) == ()
     with pytest.raises(UnknownName, match="did you mean 'bf16'"):
         obtain.parse_dtypes("bf61")
+
+
+def test_figures_taken_beside_another_job_are_shown_and_not_kept(tmp_path: Path, measured: list[str]) -> None:
+    own = sources()
+    own[0].processes = (DeviceProcess(pid=77, kind="compute", memory_bytes=1 << 33),)
+    limits, path = obtain.obtain_limits(obtain.Request(), sources=own, store=LimitsStore(tmp_path))
+    assert "PID 77" in limits.disturbed
+    assert path is None
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_figures_taken_on_busy_cpus_are_not_kept(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([0.0, 1e6])
+    monkeypatch.setattr("flatout.limits.disturbance._busy_seconds", lambda: next(seconds))
+    limits, path = obtain.obtain_limits(obtain.Request(), sources=sources(), store=LimitsStore(tmp_path))
+    assert "of the CPUs" in limits.disturbed
+    assert path is None
+
+
+def test_a_measurement_that_measured_nothing_is_a_failure_and_not_kept(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(jobs: list, **_: object) -> list[DeviceLimits]:
+        nothing = Measured(unknown={"memory_bytes_per_s": "CUDA out of memory"})
+        whole = some_limits()
+        one = DeviceLimits(device=whole.device, measured=nothing, matmuls=(), clocks=whole.clocks, took_s=1.0)
+        return [one] * len(jobs)
+
+    monkeypatch.setattr(obtain, "measure_devices", out_of_memory)
+    with pytest.raises(ChildFailed, match="CUDA out of memory"):
+        obtain.obtain_limits(obtain.Request(), sources=sources(), store=LimitsStore(tmp_path))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_tf32_is_refused_before_measuring_where_it_does_not_exist(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    request = obtain.Request(device="cpu", dtypes=("tf32",))
+    with pytest.raises(CallerMistake, match="TF32"):
+        obtain.obtain_limits(request, sources=sources(), store=LimitsStore(tmp_path))
+    assert measured == []

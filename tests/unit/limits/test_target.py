@@ -30,7 +30,7 @@ def test_different_gpus_are_numbered_by_bus_and_the_child_is_told_so() -> None:
     assert target.environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-t4"}
 
 
-@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "gpu", "GPU-0abc", "gpu-0ab"])
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "GPU-0abc", "gpu-0ab"])
 def test_several_names_lead_to_the_same_gpu(wanted: str) -> None:
     assert choose_target([*GPUS, CPU], wanted, {}).device == GPUS[0]
 
@@ -52,3 +52,38 @@ def test_other_vendors_have_torchs_names() -> None:
         name: choose_target(others, name, {}).device.vendor for name in ("cuda:0", "xpu:0", "mps", "cpu")
     }
     assert names == {"cuda:0": "amd", "xpu:0": "intel", "mps": "apple", "cpu": "cpu"}
+
+
+def test_cards_of_other_vendors_are_handed_over_alone_too() -> None:
+    amd = [Device(index=i, vendor="amd", name="AMD Instinct MI300X", uuid=f"a{i}") for i in range(2)]
+    target = choose_target([*amd, CPU], "cuda:1", {"HIP_VISIBLE_DEVICES": "1"})
+    assert target.device.uuid == "a1"
+    assert target.torch_device == "cuda:0"
+    assert target.environment["ROCR_VISIBLE_DEVICES"] == "1"
+    assert target.environment["HIP_VISIBLE_DEVICES"] == "0"
+    intel = [Device(index=i, vendor="intel", name="Intel Arc B580") for i in range(2)]
+    assert choose_target([*intel, CPU], "xpu:1", {}).environment == {"ZE_AFFINITY_MASK": "1"}
+
+
+def test_a_partitioned_card_is_never_measured_as_a_whole() -> None:
+    parent = Device(index=0, vendor="nvidia", name="NVIDIA H200", uuid="GPU-p", mig_enabled=True)
+    parts = [
+        Device(
+            index=0,
+            vendor="nvidia",
+            name=f"NVIDIA H200 MIG {size}",
+            uuid=f"MIG-{size}",
+            mig_enabled=True,
+            parent_uuid="GPU-p",
+            mig_slot=str(slot),
+        )
+        for slot, size in enumerate(("1g.18gb", "3g.71gb"))
+    ]
+    assert choose_target([parent, *parts, CPU], None, {}).device == parts[0]
+    assert choose_target([parent, *parts, CPU], "MIG-3g", {}).device == parts[1]
+
+
+def test_a_laptops_graphics_are_no_default_unless_torch_is_built_for_them() -> None:
+    laptop = [Device(index=0, vendor="intel", name="Intel Iris Xe"), CPU]
+    assert choose_target(laptop, None, {}, torch_version="2.13.0+cpu").device == CPU
+    assert choose_target(laptop, None, {}, torch_version="2.13.0+xpu").torch_device == "xpu:0"

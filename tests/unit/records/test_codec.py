@@ -189,12 +189,6 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     [
         encode("device", 2, a_device()),
         encode("limits", 1, a_device()),
-        b"{}",
-        b"[]",
-        b"null",
-        b'"flatout.device/1"',
-        b'{"schema": null}',
-        b'{"schema": ["flatout.device/1"]}',
     ],
 )
 def test_another_schema_is_refused_as_foreign(data: bytes) -> None:
@@ -263,3 +257,12 @@ def test_any_json_under_the_right_schema_is_a_record_or_damaged(tree: dict[str, 
     except CorruptFile:
         return
     assert isinstance(found, Device)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", b"[]", b"null", b'"flatout.device/1"', b'{"schema": null}', b'{"schema": ["flatout.device/1"]}'],
+)
+def test_what_does_not_say_what_it_is_is_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptFile, match="no schema"):
+        decode(data, FILE, "device", 1, Device, remedy="none")

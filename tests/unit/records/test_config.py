@@ -175,7 +175,7 @@ def test_a_missing_file_is_refused_and_not_made(tmp_path: Path) -> None:
 
 
 def test_a_folder_for_a_file_is_refused_as_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="cannot be read: Is a directory") as caught:
+    with pytest.raises(BadConfig, match="not a file") as caught:
         price_table(tmp_path)
     assert caught.value.exit_code == 2
 

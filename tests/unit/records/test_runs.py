@@ -13,7 +13,14 @@ import pytest
 from flatout import __version__
 from flatout.records import runs
 from flatout.records.device import Device
-from flatout.records.errors import CannotWrite, CorruptFile, ForeignVersion, LockHeld, UnknownName
+from flatout.records.errors import (
+    CallerMistake,
+    CannotWrite,
+    CorruptFile,
+    ForeignVersion,
+    LockHeld,
+    UnknownName,
+)
 from flatout.records.lock import is_locked
 from flatout.records.runs import MANIFEST, RunFolder, find_run, runs_under
 
@@ -322,9 +329,10 @@ class TestFindRun:
     def test_an_ambiguous_beginning_lists_only_the_runs_that_fit(self, tmp_path: Path) -> None:
         for name in ("20261115-000000-a-1", "20261115-000000-b-2", "20261116-000000-c-3"):
             place(tmp_path, name)
-        with pytest.raises(UnknownName) as refused:
+        with pytest.raises(CallerMistake, match="2 runs begin with") as refused:
             find_run(tmp_path, "20261115")
-        assert refused.value.valid == ("20261115-000000-b-2", "20261115-000000-a-1")
+        assert "20261115-000000-b-2, 20261115-000000-a-1" in refused.value.expected
+        assert "-c-3" not in refused.value.expected
 
     @pytest.mark.parametrize("wanted", ["nope", "x" * 300, "/root/../nowhere", "a/b/c", "x" * 5000, "\x00"])
     def test_an_unknown_run_lists_what_there_is(self, tmp_path: Path, wanted: str) -> None:

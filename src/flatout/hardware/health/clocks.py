@@ -108,8 +108,10 @@ def persistence(machine: Machine) -> Iterator[Outcome]:
         sample = machine.sample_of(device)
         if sample is None or sample.persistence_mode is None:
             continue
-        if sample.persistence_mode:
-            yield Outcome("ok", "the driver stays loaded", device=device)
+        drawing = any(process.kind == "graphics" for process in sample.processes or ())
+        if sample.persistence_mode or drawing:
+            why = "" if sample.persistence_mode else ": a desktop runs on this GPU"
+            yield Outcome("ok", f"the driver stays loaded{why}", device=device)
         else:
             yield Outcome("warn", "persistence is off: jobs start slowly", "sudo nvidia-smi -pm 1", device)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from flatout.hardware.health.check import Outcome
+from flatout.hardware.nvidia.source import LOADED_BUT_EMPTY
 from flatout.records.device import Vendor
 from flatout.records.machine import Machine, VendorStatus
 from flatout.records.words import gigabytes
@@ -22,14 +23,21 @@ def device_present(machine: Machine) -> Iterator[Outcome]:
             memory = gigabytes(device.memory_total_bytes) if device.memory_total_bytes else "memory unknown"
             yield Outcome("ok", f"{device.name}, {memory}", device=device)
         return
+    if any(status.absent_reason == LOADED_BUT_EMPTY for status in machine.vendors):
+        yield Outcome(
+            "warn",
+            "the NVIDIA driver works, and shows no GPU to this process",
+            "ask for one (Slurm: --gpus=1; Kubernetes: nvidia.com/gpu; Docker: --gpus all)",
+        )
+        return
     on_bus = machine.host.pci_gpu_vendors or ()
     # Intel's integrated graphics are on nearly every desktop; a missing driver for them is no fault.
     missing = [vendor for vendor in on_bus if vendor in ("nvidia", "amd")]
     if missing:
         names = " and ".join(_DRIVER_NAMES[vendor] for vendor in missing)
-        # Many processors have AMD graphics that nobody means to compute on.
+        # Many processors have AMD graphics that nobody means to compute on, and many containers need no GPU.
         yield Outcome(
-            "fail" if "nvidia" in missing else "warn",
+            "fail" if "nvidia" in missing and not machine.host.container else "warn",
             f"the PCI bus has a GPU of {names}, but no driver shows it",
             _driver_fix(machine, missing),
         )
@@ -48,7 +56,9 @@ def driver_answers(machine: Machine) -> Iterator[Outcome]:
     one that lost its permission (after a reload of the container's control group), and a GPU that fell off
     the bus all look the same from a script: no GPU. Here each is named, with the way back.
     """
-    broken = [status for status in machine.vendors if status.problem]
+    broken = [
+        status for status in machine.vendors if status.problem and not _needs_no_driver(machine, status)
+    ]
     for status in broken:
         yield Outcome("fail", status.problem, status.fix)
     for status in machine.vendors:
@@ -97,6 +107,12 @@ def cuda_driver_version(machine: Machine) -> Iterator[Outcome]:
         yield Outcome("ok", f"driver {nvidia[0].runtime_version}, torch built for {torch.build}")
 
 
+def _needs_no_driver(machine: Machine, status: VendorStatus) -> bool:
+    """A login node with NVIDIA's library and no card needs no driver."""
+    on_bus = machine.host.pci_gpu_vendors
+    return status.problem_code == "nvidia.driver_not_loaded" and on_bus is not None and "nvidia" not in on_bus
+
+
 def _has_devices(machine: Machine, status: VendorStatus) -> bool:
     return any(device.vendor == status.vendor for device in machine.gpus)
 
@@ -108,7 +124,7 @@ def _driver_fix(machine: Machine, missing: Sequence[Vendor]) -> str:
         return "install AMD's driver and ROCm (with amdsmi or rocm-smi), then reboot"
     if machine.host.container:
         return "start the container with --gpus all   # and install the NVIDIA container toolkit on the host"
-    return "install the vendor's driver (Debian, Ubuntu: sudo apt install nvidia-driver), then reboot"
+    return "sudo apt install nvidia-driver   # Debian; on Ubuntu: sudo ubuntu-drivers install; then reboot"
 
 
 def _version(text: str) -> tuple[int, int] | None:

@@ -38,6 +38,8 @@ DEBUG_VARIABLES: dict[str, tuple[str, str]] = {
     "MALLOC_CHECK_": (r".+", "the C library checks every allocation"),
     "MALLOC_PERTURB_": (r".+", "the C library fills every allocation"),
 }
+# Set on purpose on some machines: cards without peer access, clouds without InfiniBand, Megatron-LM.
+_SOMETIMES_NEEDED = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "CUDA_DEVICE_MAX_CONNECTIONS")
 # torch's own switches, as found in a fresh process (set by a sitecustomize or a plugin).
 DEBUG_STATE = {
     "anomaly_mode": "anomaly mode: every operator records a traceback, every gradient is checked for NaN",
@@ -120,7 +122,8 @@ def debug_switches(machine: Machine) -> Iterator[Outcome]:
         if value is None or not matters or (pattern == r".+" and value.lower() in _OFF):
             continue
         found = True
-        yield Outcome("warn", f"{name}={value}: {cost}", f"unset {name}")
+        purpose = "   # unless these machines need it so" if name in _SOMETIMES_NEEDED else ""
+        yield Outcome("warn", f"{name}={value}: {cost}", f"unset {name}{purpose}")
     torch = machine.framework("torch")
     for name, cost in DEBUG_STATE.items():
         if torch is not None and torch.switches.get(name) == "on":

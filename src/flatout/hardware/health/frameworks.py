@@ -4,22 +4,23 @@ import re
 from collections.abc import Iterator
 
 from flatout.hardware.health.check import Outcome
-from flatout.hardware.visible import CUDA_VARIABLE, visible_cuda_devices
+from flatout.hardware.health.sharing import show_gpus_fix
+from flatout.hardware.visible import visible_cuda_devices
 from flatout.records.device import Device
 from flatout.records.machine import CheckStatus, Framework, FrameworkName, Machine
 
 _OLDEST_TORCH = (2, 10)
 _BUILD_FOR = {"nvidia": "CUDA", "amd": "ROCm", "intel": "XPU", "apple": "MPS"}
 _REINSTALL = {
-    "nvidia": "pip install --force-reinstall torch   # the default Linux build has CUDA",
+    "nvidia": "pip install --force-reinstall torch=={version}   # pip's build for Linux has CUDA",
     "amd": "install torch's ROCm build, as pytorch.org's install selector shows",
     "intel": "install torch's XPU build, as pytorch.org's install selector shows",
-    "apple": "pip install --force-reinstall torch   # with a Python built for arm64",
+    "apple": "pip install --force-reinstall torch=={version}   # with a Python built for arm64",
 }
 
 _INSTALL_FOR_NVIDIA = {
-    "tensorflow": "pip install -U 'tensorflow[and-cuda]'",
-    "jax": "pip install -U 'jax[cuda12]'",
+    "tensorflow": "pip install -U 'tensorflow[and-cuda]'   # in an environment of its own, without torch",
+    "jax": "pip install -U 'jax[cuda12]'   # in an environment of its own, without torch",
 }
 
 
@@ -34,7 +35,11 @@ def torch_installed(machine: Machine) -> Iterator[Outcome]:
     if torch.problem:
         yield Outcome("fail", torch.problem, "python -c 'import torch'   # shows the whole error")
     elif not torch.installed:
-        yield Outcome("warn", "torch is not installed in this environment", "pip install 'flatout[torch]'")
+        yield Outcome(
+            "warn",
+            "torch is not installed in this environment",
+            "pip install torch   # with that environment's pip",
+        )
     elif (version := _version(torch.version)) is None:
         yield Outcome("unknown", f"torch is installed, and its version cannot be read ({torch.version})")
     elif version < _OLDEST_TORCH:
@@ -65,7 +70,7 @@ def torch_build(machine: Machine) -> Iterator[Outcome]:
             )
             # Intel graphics sit in most desktops; only the build for another card would be a mistake.
             status: CheckStatus = "warn" if device.vendor == "intel" else "fail"
-            yield Outcome(status, evidence, _REINSTALL[device.vendor], device)
+            yield Outcome(status, evidence, _reinstall(device.vendor, torch), device)
 
 
 def _serves(build: str, device: Device) -> bool:
@@ -170,6 +175,12 @@ def _computes(machine: Machine, name: FrameworkName) -> Iterator[Outcome]:
         yield Outcome(status, f"{name} sees only the CPU, and this machine has a GPU", fix)
 
 
+def _reinstall(vendor: str, torch: Framework) -> str:
+    """The same version in another build: a newer one might not go with what else is installed."""
+    version = (torch.version or "").split("+", maxsplit=1)[0]
+    return _REINSTALL.get(vendor, "install a build for this GPU").format(version=version)
+
+
 def _uses_gpu(framework: Framework) -> bool:
     return any("cpu" not in proof.device.lower() for proof in framework.proofs)
 
@@ -181,11 +192,11 @@ def _only_intel(machine: Machine) -> bool:
 def _see_gpu_fix(machine: Machine, framework: Framework) -> str:
     vendor = machine.gpus[0].vendor
     if vendor == "nvidia" and visible_cuda_devices(machine.gpus, machine.environment).devices == ():
-        return f"unset {CUDA_VARIABLE}"
+        return show_gpus_fix(machine)
     if framework.name == "torch":
         if vendor == "nvidia" and _serves(framework.build or "", machine.gpus[0]):
             return "python -c 'import torch; torch.cuda.init()'   # says why"
-        return _REINSTALL.get(vendor, "install a build for this GPU")
+        return _reinstall(vendor, framework)
     if vendor == "nvidia":
         return _INSTALL_FOR_NVIDIA[framework.name]
     return f"install {framework.name} with support for this {vendor} GPU, as its installation page shows"

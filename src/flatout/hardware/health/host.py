@@ -28,7 +28,7 @@ def shared_memory(machine: Machine) -> Iterator[Outcome]:
     if total is None:
         return
     if total < _SHM_ENOUGH_BYTES:
-        fix = "start the container with --ipc=host or --shm-size=8g"
+        fix = "start the container with --ipc=host or --shm-size=8g   # Kubernetes: an emptyDir in memory"
         if not machine.host.container:
             fix = "sudo mount -o remount,size=8G /dev/shm   # in a container: --ipc=host or --shm-size=8g"
         yield Outcome("warn", f"{_SHM} has {gigabytes(total)}: DataLoader workers may die of it", fix)

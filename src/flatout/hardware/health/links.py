@@ -7,7 +7,7 @@ from flatout.records.device import Device, DeviceSample
 from flatout.records.machine import Machine
 
 _BUSY = 0.2
-_RESEAT = "nvidia-smi -q -d PCIE   # then reseat the card, another slot, or the BIOS setting for the slot"
+_LOOK = {"nvidia": "nvidia-smi -q -d PCIE", "amd": "rocm-smi --showbus"}
 
 
 def pcie_link(machine: Machine) -> Iterator[Outcome]:
@@ -34,7 +34,7 @@ def _judge_pcie(device: Device, sample: DeviceSample, width: int, width_max: int
     generation, generation_max = sample.pcie_generation, device.pcie_generation_max
     now = f"PCIe generation {generation or 'unknown'}, {width} lanes"
     if width < width_max:
-        return Outcome("warn", f"{now}: the card can do {width_max} lanes", _RESEAT, device)
+        return Outcome("warn", f"{now}: the card can do {width_max} lanes", _reseat(device), device)
     if generation is None or generation_max is None:
         return Outcome("unknown", f"{now}: the generation cannot be compared", device=device)
     if generation >= generation_max:
@@ -44,7 +44,14 @@ def _judge_pcie(device: Device, sample: DeviceSample, width: int, width_max: int
         return Outcome("unknown", evidence, device=device)
     if sample.kernel_running_share < _BUSY:
         return Outcome("ok", f"{now}; idle (generation {generation_max} under load)", device=device)
-    return Outcome("warn", f"{now} under load: the card can do generation {generation_max}", _RESEAT, device)
+    return Outcome(
+        "warn", f"{now} under load: the card can do generation {generation_max}", _reseat(device), device
+    )
+
+
+def _reseat(device: Device) -> str:
+    look = _LOOK.get(device.vendor, "lspci -vv | grep -i lnksta")
+    return f"{look}   # then reseat the card, another slot, or the BIOS setting for the slot"
 
 
 def nvlink(machine: Machine) -> Iterator[Outcome]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from flatout.hardware.health.check import Outcome
 from flatout.records.machine import KernelXid, Machine
 
-# What the common Xids mean; those in _APPLICATION come from the job, not from the hardware.
+# What the common Xids mean. Those in _APPLICATION come from the job, those in _HARDWARE from the card.
 _MEANINGS = {
     13: "graphics engine exception",
     31: "memory page fault",
@@ -27,6 +27,7 @@ _MEANINGS = {
 }
 _NAMED = 4
 _APPLICATION = frozenset({13, 31, 43, 45, 68, 69})
+_HARDWARE = frozenset({48, 61, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 
 
 def ecc_errors(machine: Machine) -> Iterator[Outcome]:
@@ -97,8 +98,9 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
         reason = machine.unknown.get("kernel_xids", "the kernel log cannot be read")
         yield Outcome("unknown", reason, "sudo dmesg | grep -i xid")
         return
-    hardware = [entry for entry in machine.kernel_xids if entry.xid not in _APPLICATION]
+    hardware = [entry for entry in machine.kernel_xids if entry.xid in _HARDWARE]
     application = [entry for entry in machine.kernel_xids if entry.xid in _APPLICATION]
+    others = [entry for entry in machine.kernel_xids if entry.xid not in _HARDWARE | _APPLICATION]
     if hardware:
         yield Outcome(
             "fail", _summary(hardware), "sudo dmesg | grep -i xid   # reset or replace the GPU named there"
@@ -107,6 +109,8 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
         yield Outcome(
             "warn", f"{_summary(application)}: usually the job's own fault", "sudo dmesg | grep -i xid"
         )
+    if others:
+        yield Outcome("warn", _summary(others), "sudo dmesg | grep -i xid")
     if not machine.kernel_xids:
         yield Outcome("ok", "none in the kernel log")
 

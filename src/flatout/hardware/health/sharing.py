@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from flatout.hardware.health.check import Outcome
 from flatout.hardware.visible import CUDA_VARIABLE, visible_cuda_devices
-from flatout.records.device import DeviceProcess
+from flatout.records.device import Device, DeviceProcess
 from flatout.records.machine import Machine
 from flatout.records.words import gigabytes
 
@@ -23,14 +23,21 @@ def visible_devices(machine: Machine) -> Iterator[Outcome]:
     if visible.devices is None:
         yield Outcome("unknown", visible.reason, "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
     elif not visible.devices:
-        yield Outcome("fail", visible.reason, f"unset {CUDA_VARIABLE}")
+        yield Outcome("fail", visible.reason, show_gpus_fix(machine))
     elif visible.ignored:
-        yield Outcome("warn", visible.reason, f"unset {CUDA_VARIABLE}")
+        yield Outcome("warn", visible.reason, show_gpus_fix(machine))
     else:
         mapped = ", ".join(
             f"cuda:{order} is GPU {device.index}" for order, device in enumerate(visible.devices)
         )
         yield Outcome("ok", f"{visible.reason}: {mapped}")
+
+
+def show_gpus_fix(machine: Machine) -> str:
+    """Under a scheduler the variable keeps jobs off each other's GPUs: there it is not to be unset."""
+    if machine.environment.keys() & {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"}:
+        return "ask the scheduler for a GPU   # Slurm: --gpus=1"
+    return f"unset {CUDA_VARIABLE}"
 
 
 def mig(machine: Machine) -> Iterator[Outcome]:
@@ -79,7 +86,7 @@ def other_processes(machine: Machine) -> Iterator[Outcome]:
     """
     for device in machine.gpus:
         sample = machine.sample_of(device)
-        if sample is None or sample.state == "down":
+        if sample is None or sample.state == "down" or _is_hidden(machine, device):
             continue
         if sample.processes is None:
             if device.vendor == "nvidia":
@@ -99,6 +106,14 @@ def other_processes(machine: Machine) -> Iterator[Outcome]:
         yield Outcome(
             "warn", evidence + more, f"ps -fp {pids}   # whose are they, and are they done?", device
         )
+
+
+def _is_hidden(machine: Machine, device: Device) -> bool:
+    """Whether this job cannot see the GPU anyway: who sits there is not its business."""
+    if device.vendor != "nvidia" or CUDA_VARIABLE not in machine.environment:
+        return False
+    visible = visible_cuda_devices(machine.gpus, machine.environment).devices
+    return visible is not None and device not in visible and not device.mig_enabled
 
 
 def _words(process: DeviceProcess) -> str:

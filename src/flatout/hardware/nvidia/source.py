@@ -26,6 +26,7 @@ from flatout.records.device import Device, DeviceSample, Vendor
 CALL_TIMEOUT_S = 2.0
 # The first handle of a GPU without persistence wakes it up, which takes seconds a card.
 FIRST_CONTACT_S = 45.0
+LOADED_BUT_EMPTY = "the NVIDIA driver is loaded and shows no GPU"
 _DEVICE_GONE = frozenset({GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND})
 
 
@@ -73,7 +74,7 @@ class NvidiaSource:
         except (self._session.error, DeadlinePassed) as error:
             return Discovery(absent_reason="NVIDIA's driver does not answer", problems=(_lost(-1, error),))
         if count == 0:
-            return Discovery(absent_reason="the NVIDIA driver is loaded and shows no GPU")
+            return Discovery(absent_reason=LOADED_BUT_EMPTY)
         deadline = time.monotonic() + self._first_contact_s
         started = [(position, self._identify(position)) for position in range(count)]
         devices: list[Device] = []

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import platform
 import sys
 import threading
 import time
@@ -31,11 +32,11 @@ def follow_parent(parent: int) -> None:
 def examine(name: str) -> Dict[str, Any]:  # noqa: UP006
     """Everything that is to be known of one framework."""
     if importlib.util.find_spec(name) is None:
-        return {"installed": False}
+        return {"installed": False, "python_version": platform.python_version()}
     # Otherwise the first use of JAX or TensorFlow takes most of the GPU's memory from the job beside us.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-    found: Dict[str, Any] = {"installed": True}  # noqa: UP006
+    found: Dict[str, Any] = {"installed": True, "python_version": platform.python_version()}  # noqa: UP006
     started = time.perf_counter()
     try:
         module = importlib.import_module(name)

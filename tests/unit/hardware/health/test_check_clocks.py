@@ -2,6 +2,7 @@
 
 import pytest
 
+from flatout.records.device import DeviceProcess
 from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
 from tests.unit.hardware.health.looking import look, only
 
@@ -152,3 +153,9 @@ def test_clocks_that_follow_something_harmless_are_said_and_fine() -> None:
     result = only("gpu.throttling", with_sample(healthy_h200(), throttle_reasons=("idle", "sync_boost")))
     assert result.status == "ok"
     assert "sync_boost" in result.evidence
+
+
+def test_a_desktop_keeps_the_driver_loaded_without_persistence() -> None:
+    desktop = DeviceProcess(pid=1200, kind="graphics", memory_bytes=1 << 28, name="Xorg", user="root")
+    machine = with_sample(healthy_h200(), persistence_mode=False, processes=(desktop,))
+    assert only("gpu.persistence", machine).status == "ok"

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from flatout.hardware.nvidia.source import LOADED_BUT_EMPTY
 from flatout.records.machine import VendorStatus
 from tests.fakes.machines import (
+    changed,
     h200,
     h200_sample,
     healthy_h200,
@@ -180,3 +182,23 @@ def test_without_a_driver_version_or_a_cuda_build_nothing_is_compared() -> None:
     assert look("driver.cuda", with_torch(healthy_h200(), build=None)) == []
     assert look("driver.cuda", with_torch(healthy_h200(), build="ROCm 6.4")) == []
     assert look("driver.cuda", dataclasses.replace(healthy_h200(), frameworks=())) == []
+
+
+def test_a_job_without_a_gpu_on_a_gpu_node_is_sent_to_the_scheduler_and_not_to_the_driver() -> None:
+    empty = VendorStatus(vendor="nvidia", absent_reason=LOADED_BUT_EMPTY)
+    machine = changed(with_host(without_gpu(), pci_gpu_vendors=("nvidia",)), vendors=(empty,))
+    result = only("device.present", machine)
+    assert result.status == "warn"
+    assert "--gpus=1" in result.fix
+    assert "apt" not in result.fix
+
+
+@pytest.mark.parametrize(("on_bus", "told"), [((), False), (("nvidia",), True), (None, True)])
+def test_a_missing_driver_matters_only_where_there_is_a_card(
+    on_bus: tuple[str, ...] | None, told: bool
+) -> None:
+    status = VendorStatus(
+        vendor="nvidia", problem_code="nvidia.driver_not_loaded", problem="not loaded", fix="x"
+    )
+    machine = changed(with_host(without_gpu(), pci_gpu_vendors=on_bus), vendors=(status,))
+    assert bool(look("driver.answers", machine)) is told

@@ -50,7 +50,7 @@ def test_no_torch_warns_with_the_command_to_install_it() -> None:
 
     result = only("torch.installed", machine)
 
-    assert (result.status, result.fix) == ("warn", "pip install 'flatout[torch]'")
+    assert (result.status, result.fix) == ("warn", "pip install torch   # with that environment's pip")
     assert "not installed" in result.evidence
 
 
@@ -86,7 +86,7 @@ def test_a_cpu_build_beside_a_gpu_fails_with_the_command_to_reinstall() -> None:
 
     assert (result.status, result.device_index) == ("fail", 0)
     assert "torch 2.11.0+cpu is a CPU build" in result.evidence
-    assert result.fix.startswith("pip install --force-reinstall torch ")
+    assert result.fix.startswith("pip install --force-reinstall torch==2.")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_torch_that_sees_only_the_cpu_beside_a_gpu_fails_with_the_reinstall() 
 
     assert [result.status for result in results] == ["ok", "fail"]
     assert "sees only the CPU" in results[1].evidence
-    assert results[1].fix.startswith("pip install --force-reinstall torch ")
+    assert results[1].fix.startswith("pip install --force-reinstall torch==2.")
 
 
 def test_a_gpu_hidden_by_the_environment_is_unhidden_instead_of_reinstalled() -> None:
@@ -289,7 +289,7 @@ def test_another_framework_on_the_cpu_warns_with_its_own_command(
 
     assert [result.status for result in results] == ["ok", "warn"]
     assert f"{name} sees only the CPU" in results[1].evidence
-    assert results[1].fix == fix
+    assert results[1].fix.split("   #")[0] == fix
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "jax"])

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from flatout.records.machine import KernelXid, Machine
-from tests.fakes.machines import healthy_h200, with_device, with_sample, without_gpu
+from tests.fakes.machines import changed, healthy_h200, with_device, with_sample, without_gpu
 from tests.unit.hardware.health.looking import look, only
 
 
@@ -185,3 +185,11 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_reason_and_the_command() 
 def test_without_nvidia_cards_the_log_is_left_alone() -> None:
     assert look("gpu.xid", without_gpu()) == []
     assert look("gpu.xid", with_device(with_xids(79), vendor="amd")) == []
+
+
+@pytest.mark.parametrize(
+    ("xid", "status"), [(79, "fail"), (95, "fail"), (63, "warn"), (154, "warn"), (31, "warn")]
+)
+def test_only_what_is_known_to_be_the_hardwares_fails(xid: int, status: str) -> None:
+    entry = KernelXid(pci_bus_id="0000:65:00", xid=xid, text="")
+    assert only("gpu.xid", changed(healthy_h200(), kernel_xids=(entry,))).status == status

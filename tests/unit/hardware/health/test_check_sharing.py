@@ -216,3 +216,19 @@ def test_other_vendors_and_lost_gpus_without_a_list_stay_silent() -> None:
 def test_a_desktop_on_the_gpu_is_no_forgotten_job() -> None:
     desktop = DeviceProcess(pid=1200, kind="graphics", memory_bytes=900 * MIB, name="Xorg", user="root")
     assert only("gpu.processes", with_sample(healthy_h200(), processes=(desktop,))).status == "ok"
+
+
+def test_under_a_scheduler_nobody_is_told_to_take_the_others_gpus() -> None:
+    hidden = with_environment(healthy_h200(), CUDA_VISIBLE_DEVICES="", SLURM_JOB_ID="4711")
+    result = only("gpu.visible", hidden)
+    assert result.status == "fail"
+    assert "unset" not in result.fix
+    assert "scheduler" in result.fix
+
+
+def test_who_sits_on_a_gpu_that_this_job_cannot_see_is_not_its_business() -> None:
+    busy = DeviceProcess(pid=99, kind="compute", memory_bytes=900 * MIB, name="python", user="else")
+    machine = with_sample(two_gpus(), at=1, processes=(busy,))
+    assert [result.status for result in look("gpu.processes", machine)] == ["ok", "warn"]
+    alone = with_environment(machine, CUDA_VISIBLE_DEVICES="0")
+    assert [result.status for result in look("gpu.processes", alone)] == ["ok"]
