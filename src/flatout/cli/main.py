@@ -97,9 +97,7 @@ def _run(words: list[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except SystemExit:
-        # click's own answer to a reader that went away (`| head`), which is no fault of the command.
-        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
-            raise
+        # click's and rich's answer to a reader that went away (`| head`), which is no fault of the command.
         _discard_output()
         return 0
     except click.ClickException as mistake:

@@ -79,11 +79,6 @@ def is_python(path: str) -> bool:
     return run_tool([path, "-c", "print(6 * 7)"], timeout_s=20).text == "42\n"
 
 
-def probe_framework(name: FrameworkName, *, python: str = sys.executable) -> Framework:
-    """Start a probe and wait for it."""
-    return Probe(name, python=python).result()
-
-
 def _understand(name: FrameworkName, out: bytes, err: bytes, returncode: int) -> Framework:
     line = next((line for line in reversed(out.splitlines()) if line.startswith(_MARK)), None)
     if line is None:

@@ -45,7 +45,7 @@ def discover_devices(
     for source in sources:
         found = source.discover()
         devices += found.devices
-        samples += source.sample(found.devices)
+        samples += source.sample(found.devices) if found.devices else []
         vendors += [
             VendorStatus(vendor=source.vendor, problem_code=p.code, problem=p.evidence, fix=p.fix)
             for p in found.problems

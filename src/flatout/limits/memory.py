@@ -64,7 +64,7 @@ def cpu_cache_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _noise(torch: Any, device: str, count: int) -> Any:
-    """Random floats. A block is repeated: drawing gigabytes would take longer than measuring with them."""
+    """Random floats. A block is repeated: drawing memory_size would take longer than measuring with them."""
     block = torch.randn(min(count, _NOISE_BLOCK), device=device)
     buffer = torch.empty(count, device=device)
     whole = count // block.numel() * block.numel()

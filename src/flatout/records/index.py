@@ -7,6 +7,7 @@ that cannot lock is listed from the folders, and one that a newer Flatout made i
 import contextlib
 import dataclasses
 import datetime as dt
+import platform
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from flatout.records.errors import FlatoutError, ForeignVersion
+from flatout.records.lock import is_locked
 from flatout.records.runs import RunFolder, RunManifest, runs_under
 
 T = TypeVar("T")
@@ -148,7 +150,11 @@ class RunIndex:
         except FlatoutError as error:
             self._notice(f"left out of the list: {error.received}")
             return
-        yield dataclasses.replace(_entry(manifest), id=path.name)
+        # A run that is "running" without holding its lock was killed before it could say so.
+        here = manifest.host == platform.node()
+        died = here and manifest.status == "running" and not is_locked(path)
+        entry = dataclasses.replace(_entry(manifest), id=path.name)
+        yield dataclasses.replace(entry, status="died") if died else entry
 
 
 def _is_damage(error: Exception) -> bool:

@@ -4,7 +4,7 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 
 
-def gigabytes(count: float) -> str:
+def memory_size(count: float) -> str:
     """Bytes of memory: "139.8 GiB", or MiB when small."""
     return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
 

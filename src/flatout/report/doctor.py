@@ -8,7 +8,7 @@ from rich.text import Text
 
 from flatout.records.device import Device
 from flatout.records.machine import CheckResult, CheckStatus, DoctorReport
-from flatout.records.words import gigabytes
+from flatout.records.words import memory_size
 from flatout.report.plain import is_narrow, line
 
 _STYLES: dict[CheckStatus, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "cyan"}
@@ -33,7 +33,7 @@ def _headline(device: Device) -> str:
     parts = [device.name]
     if device.memory_total_bytes is not None:
         source = "" if device.memory_source in ("", "nvml", "psutil") else f" ({device.memory_source})"
-        parts.append(gigabytes(device.memory_total_bytes) + source)
+        parts.append(memory_size(device.memory_total_bytes) + source)
     if device.vendor == "cpu":
         if device.core_count is not None:
             parts.append(f"{device.core_count} cores")

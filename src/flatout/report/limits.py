@@ -5,7 +5,7 @@ from rich.table import Table
 
 from flatout.records.limits import Limits, MatmulResult
 from flatout.records.rated import Dtype
-from flatout.records.words import byte_rate, duration, flop_rate, gigabytes, percent, three_digits
+from flatout.records.words import byte_rate, duration, flop_rate, memory_size, percent, three_digits
 from flatout.report.plain import inert, is_narrow, line
 
 _BANDWIDTHS = (
@@ -30,7 +30,7 @@ Row = tuple[str, str, str, str, str]
 def draw_limits(limits: Limits, console: Console) -> None:
     """Print the tables; narrow terminals get one line per figure."""
     device = limits.device
-    memory = f", {gigabytes(device.memory_total_bytes)}" if device.memory_total_bytes else ""
+    memory = f", {memory_size(device.memory_total_bytes)}" if device.memory_total_bytes else ""
     driver = f", driver {device.driver_version}" if device.driver_version else ""
     console.print(line(f"{device.name}{memory}{driver}, torch {device.torch_version}", "bold"))
     console.print()

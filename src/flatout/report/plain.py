@@ -26,10 +26,3 @@ def line(text: str, style: str = "") -> Text:
 def is_narrow(console: Console) -> bool:
     """Whether a table would be squeezed beyond reading."""
     return console.width < NARROW
-
-
-def table_box(console: Console) -> object:
-    """Lines that the terminal's encoding can print."""
-    from rich import box
-
-    return box.ASCII2 if console.options.ascii_only else box.SIMPLE_HEAD

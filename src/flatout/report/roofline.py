@@ -6,7 +6,7 @@ import math
 import jinja2
 
 from flatout.records.limits import Limits
-from flatout.records.words import byte_rate, duration, flop_rate, gigabytes, percent, three_digits
+from flatout.records.words import byte_rate, duration, flop_rate, memory_size, percent, three_digits
 from flatout.report.limits import operations
 
 # The plot's area in the SVG's own units; the page scales it.
@@ -95,7 +95,7 @@ def limits_page(limits: Limits) -> str:
         loader=jinja2.PackageLoader("flatout.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters.update(
-        byte_rate=byte_rate, duration=duration, flop_rate=flop_rate, gigabytes=gigabytes, percent=percent
+        byte_rate=byte_rate, duration=duration, flop_rate=flop_rate, memory_size=memory_size, percent=percent
     )
     roofs, plot, cpu = _roofs(limits)
     return environment.get_template("limits.html.j2").render(

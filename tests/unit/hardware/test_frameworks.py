@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.hardware.frameworks import Probe, probe_framework
+from flatout.hardware.frameworks import Probe
 from tests.fakes.processes import wait_until_gone
 
 
@@ -17,7 +17,7 @@ def program(tmp_path: Path, source: str) -> Path:
 
 
 def test_real_torch_really_computes() -> None:
-    found = probe_framework("torch")
+    found = Probe("torch").result()
     assert found.installed
     assert found.problem == ""
     assert found.version is not None
@@ -30,7 +30,7 @@ def test_real_torch_really_computes() -> None:
 
 
 def test_a_framework_that_is_not_installed_is_no_problem() -> None:
-    found = probe_framework("tensorflow")
+    found = Probe("tensorflow").result()
     assert not found.installed
     assert found.problem == ""
 
@@ -106,7 +106,7 @@ def test_noise_around_the_answer_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_python_that_does_not_exist_is_a_problem() -> None:
-    found = probe_framework("torch", python="/nowhere/python")
+    found = Probe("torch", python="/nowhere/python").result()
     assert "cannot be started" in found.problem
 
 
@@ -115,7 +115,7 @@ def test_another_environments_python_is_asked(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
     wrapper.chmod(0o755)
-    assert not probe_framework("torch", python=str(wrapper)).installed
+    assert not Probe("torch", python=str(wrapper)).result().installed
 
 
 def test_a_cancelled_probe_leaves_no_process(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flatout.records import index
 from flatout.records.errors import ForeignVersion
 from flatout.records.index import FILE, INDEX_VERSION, RunIndex
+from flatout.records.lock import folder_lock
 from flatout.records.runs import MANIFEST, RunFolder
 
 LOCKER = """
@@ -30,6 +31,7 @@ ADDER = """
 import sys
 from pathlib import Path
 from flatout.records.index import RunIndex
+from flatout.records.lock import folder_lock
 from flatout.records.runs import RunFolder
 root = Path(sys.argv[1])
 for _ in range(5):
@@ -93,7 +95,7 @@ def test_lists_runs_newest_first_with_their_state(project: Runs) -> None:
         project.index().add(RunFolder.open(run.path).manifest)
     found = project.index().entries()
     assert [(entry.id, entry.command, entry.status) for entry in found] == [
-        (second.manifest.id, "limits", "running"),
+        (second.manifest.id, "limits", "died"),
         (first.manifest.id, "doctor", "done"),
     ]
     assert found[0].created_at == "2026-11-15T00:00:00+00:00"
@@ -362,3 +364,14 @@ def test_a_folder_in_the_indexs_place_is_listed_from_the_folders(project: Runs) 
     assert project.ids() == {run.manifest.id}
     assert len(project.notices) == 1
     assert project.file.is_dir()
+
+
+def test_a_run_that_holds_its_lock_is_running_and_one_of_another_machine_is_not_judged(project: Runs) -> None:
+    run = project.make("limits", done=False)
+    with folder_lock(run.path):
+        assert [entry.status for entry in project.index().entries()] == ["running"]
+    assert [entry.status for entry in project.index().entries()] == ["died"]
+    manifest = json.loads((run.path / MANIFEST).read_bytes())
+    (run.path / MANIFEST).write_text(json.dumps({**manifest, "host": "elsewhere"}))
+    (project.root / "index.sqlite").unlink()
+    assert [entry.status for entry in project.index().entries()] == ["running"]

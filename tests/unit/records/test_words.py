@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flatout.records.words import byte_rate, duration, flop_rate, gigabytes, percent, three_digits
+from flatout.records.words import byte_rate, duration, flop_rate, memory_size, percent, three_digits
 
 # Seeded, and without a clock: a busy machine is no failure.
 patient = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,7 +27,7 @@ MIB, GIB = 1 << 20, 1 << 30
     ],
 )
 def test_memory_is_in_gib_or_mib(count: int, words: str) -> None:
-    assert gigabytes(count) == words
+    assert memory_size(count) == words
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_three_digits_are_three_and_near_the_value(value: float) -> None:
 @patient
 @given(st.floats(min_value=0, max_value=1e20))
 def test_no_number_is_shown_with_an_exponent(value: float) -> None:
-    for words in (gigabytes(value), byte_rate(value), flop_rate(value), duration(value)):
+    for words in (memory_size(value), byte_rate(value), flop_rate(value), duration(value)):
         assert re.fullmatch(r"\d+(\.\d+)? [A-Za-z/]+", words)

@@ -7,7 +7,7 @@ from flatout.hardware.health.check import Outcome
 from flatout.hardware.nvidia.source import LOADED_BUT_EMPTY
 from flatout.records.device import Vendor
 from flatout.records.machine import Machine, VendorStatus
-from flatout.records.words import gigabytes
+from flatout.records.words import memory_size
 
 _DRIVER_NAMES = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple", "cpu": "CPU"}
 
@@ -20,7 +20,7 @@ def device_present(machine: Machine) -> Iterator[Outcome]:
     """
     if machine.gpus:
         for device in machine.gpus:
-            memory = gigabytes(device.memory_total_bytes) if device.memory_total_bytes else "memory unknown"
+            memory = memory_size(device.memory_total_bytes) if device.memory_total_bytes else "memory unknown"
             yield Outcome("ok", f"{device.name}, {memory}", device=device)
         return
     if any(status.absent_reason == LOADED_BUT_EMPTY for status in machine.vendors):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from flatout.hardware.health.check import Outcome
 from flatout.records.machine import CheckStatus, Machine, Place
 from flatout.records.unknown import NOT_RECORDED
-from flatout.records.words import gigabytes
+from flatout.records.words import memory_size
 
 _SHM_ENOUGH_BYTES = 1 << 30
 _SHM = "/dev/shm"  # noqa: S108 - a name to print, not a file to make
@@ -31,12 +31,12 @@ def shared_memory(machine: Machine) -> Iterator[Outcome]:
         fix = "start the container with --ipc=host or --shm-size=8g   # Kubernetes: an emptyDir in memory"
         if not machine.host.container:
             fix = "sudo mount -o remount,size=8G /dev/shm   # in a container: --ipc=host or --shm-size=8g"
-        yield Outcome("warn", f"{_SHM} has {gigabytes(total)}: DataLoader workers may die of it", fix)
+        yield Outcome("warn", f"{_SHM} has {memory_size(total)}: DataLoader workers may die of it", fix)
     elif free is not None and free < _SHM_FREE_LOW_BYTES:
         fix = f"ls -lah {_SHM}   # what is left there by dead workers can be deleted"
-        yield Outcome("warn", f"{_SHM} is full: {gigabytes(free)} of {gigabytes(total)} free", fix)
+        yield Outcome("warn", f"{_SHM} is full: {memory_size(free)} of {memory_size(total)} free", fix)
     else:
-        yield Outcome("ok", f"{_SHM} has {gigabytes(total)}")
+        yield Outcome("ok", f"{_SHM} has {memory_size(total)}")
 
 
 def cpu_limit(machine: Machine) -> Iterator[Outcome]:
@@ -108,24 +108,24 @@ def memory_limit(machine: Machine) -> Iterator[Outcome]:
     if host.memory_total_bytes is None:
         return
     if host.memory_limit_bytes is None and host.unknown["memory_limit_bytes"] == NOT_RECORDED:
-        shown = gigabytes(host.memory_total_bytes)
+        shown = memory_size(host.memory_total_bytes)
         yield Outcome("unknown", f"{shown} are shown; whether less is allowed was not recorded")
         return
     if host.memory_limit_bytes is None:
         available = host.memory_available_bytes
-        free = f", {gigabytes(available)} available" if available is not None else ""
-        evidence = f"{gigabytes(host.memory_total_bytes)}{free}, no limit"
+        free = f", {memory_size(available)} available" if available is not None else ""
+        evidence = f"{memory_size(host.memory_total_bytes)}{free}, no limit"
         if available is not None and available < _MEMORY_LOW_BYTES:
             yield Outcome("warn", evidence, "ps aux --sort=-rss | head   # who has it?")
         else:
             yield Outcome("ok", evidence)
         return
     used = host.memory_limit_used_bytes
-    evidence = f"limited to {gigabytes(host.memory_limit_bytes)} of {gigabytes(host.memory_total_bytes)}"
+    evidence = f"limited to {memory_size(host.memory_limit_bytes)} of {memory_size(host.memory_total_bytes)}"
     if used is None:
         yield Outcome("unknown", f"{evidence}; how much is in use is not known")
         return
-    evidence += f", {gigabytes(used)} in use"
+    evidence += f", {memory_size(used)} in use"
     if used > _MEMORY_NEARLY_FULL * host.memory_limit_bytes:
         yield Outcome(
             "warn", evidence, "start the container with a higher --memory, or use fewer loader workers"
@@ -139,7 +139,7 @@ def disk_space(machine: Machine) -> Iterator[Outcome]:
     for place in machine.host.places:
         if place.purpose == "compile cache" or place.free_bytes is None:
             continue
-        evidence = f"{place.purpose} {place.path}: {gigabytes(place.free_bytes)} free"
+        evidence = f"{place.purpose} {place.path}: {memory_size(place.free_bytes)} free"
         fix = f"df -h {shlex.quote(place.path)}   # make room, or work elsewhere"
         if place.writable is False:
             yield Outcome("warn", f"{place.purpose} {place.path} cannot be written", "work in another folder")
@@ -172,7 +172,7 @@ def _judge_cache(place: Place) -> Outcome:
     if place.filesystem in _NETWORK_DISKS:
         return Outcome("warn", f"{place.path} is on a network disk ({place.filesystem})", local)
     if place.free_bytes is not None and place.free_bytes < _DISK_FULL_BYTES:
-        return Outcome("warn", f"{place.path} has only {gigabytes(place.free_bytes)} free", move)
+        return Outcome("warn", f"{place.path} has only {memory_size(place.free_bytes)} free", move)
     if place.writable is None:
         reason = place.unknown.get("writable", "the system does not say")
         return Outcome("unknown", f"whether {place.path} can be written is not known: {reason}")

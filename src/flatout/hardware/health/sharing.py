@@ -6,7 +6,7 @@ from flatout.hardware.health.check import Outcome
 from flatout.hardware.visible import CUDA_VARIABLE, visible_cuda_devices
 from flatout.records.device import Device, DeviceProcess
 from flatout.records.machine import Machine
-from flatout.records.words import gigabytes
+from flatout.records.words import memory_size
 
 _HOLDS_MUCH_BYTES = 64 << 20
 
@@ -117,6 +117,6 @@ def _is_hidden(machine: Machine, device: Device) -> bool:
 
 
 def _words(process: DeviceProcess) -> str:
-    held = gigabytes(process.memory_bytes) if process.memory_bytes is not None else "an unknown amount"
+    held = memory_size(process.memory_bytes) if process.memory_bytes is not None else "an unknown amount"
     who = ", ".join(known for known in (process.name, process.user) if known) or "unknown process"
     return f"PID {process.pid} ({who}) holds {held}"
