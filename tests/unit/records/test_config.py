@@ -197,7 +197,8 @@ def test_a_hostile_value_is_refused(tmp_path: Path, value: str) -> None:
 def test_no_file_makes_any_other_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "prices.toml"
     path.write_bytes(data)
-    refused(path)
+    assert refused(path).exit_code == 2
+    assert path.read_bytes() == data
 
 
 def test_the_file_that_the_environment_names_is_read(tmp_path: Path) -> None:
