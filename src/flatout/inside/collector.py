@@ -1,0 +1,31 @@
+"""The collector tap: pauses of Python's garbage collector."""
+
+import gc
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+
+class CollectorTap:
+    """Adds the time of each collection to the step under way."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._started_ns = 0
+
+    def install(self) -> None:
+        """Ask the collector to tell."""
+        gc.callbacks.append(self._note)
+
+    def remove(self) -> None:
+        """Ask it no longer."""
+        if self._note in gc.callbacks:
+            gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._started_ns = time.perf_counter_ns()
+        elif self._started_ns:
+            self._session.draft.collector_ns += time.perf_counter_ns() - self._started_ns
