@@ -65,7 +65,9 @@ def _arm(torch: ModuleType) -> None:
 
 
 def _note_failure(error: Exception) -> None:
-    """Leave a word beside the order; the parent reads it."""
+    """Leave a word beside the order, where there is one; the parent reads it."""
+    if not os.path.exists(os.environ[SESSION_VARIABLE]):  # noqa: PTH110 - as above
+        return
     try:
         with open(f"{os.environ[SESSION_VARIABLE]}.failed", "a") as file:  # noqa: PTH123
             file.write(f"{os.getpid()} {type(error).__name__}: {error}\n")
@@ -74,13 +76,20 @@ def _note_failure(error: Exception) -> None:
 
 
 def is_supervisor(arguments: Sequence[str]) -> bool:
-    """Whether this process only starts others: torchrun, accelerate launch, a compile worker."""
-    for position, word in enumerate(arguments[:4]):
-        if word == "-m" and position + 1 < len(arguments):
-            return arguments[position + 1] in _SUPERVISOR_MODULES
-        if os.path.basename(word) in _SUPERVISORS:  # noqa: PTH119 - pathlib is not worth its import here
-            return True
-    return any("torch/_inductor/compile_worker" in word for word in arguments)
+    """Whether this process only starts others: torchrun, accelerate launch, a compile worker.
+
+    `arguments` is Python's own command line; what counts is the program that it runs, not that program's words.
+    """
+    words = iter(arguments[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, "") in _SUPERVISOR_MODULES
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            program = os.path.basename(word)  # noqa: PTH119 - pathlib is not worth its import here
+            return program in _SUPERVISORS or "torch/_inductor/compile_worker" in word
+    return False
 
 
 def install() -> None:
