@@ -78,7 +78,7 @@ def _note_failure(error: Exception) -> None:
 def is_supervisor(arguments: Sequence[str]) -> bool:
     """Whether this process only starts others: torchrun, accelerate launch, a compile worker.
 
-    `arguments` is Python's own command line; what counts is the program that it runs, not that program's words.
+    `arguments` is Python's own command line: what counts is the program that runs, not its words.
     """
     words = iter(arguments[1:])
     for word in words:
