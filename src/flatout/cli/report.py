@@ -52,16 +52,13 @@ def command(output: Output, run: str | None, folder: Path) -> None:
             draw_runs(entries, output.console(), folder=str(folder))
         return
     found = find_run(folder, run)
-    if not output.as_json:
-        draw_run_header(found.manifest, output.console())
-    for name in found.manifest.documents:
-        if name == "doctor":
-            examined = found.read("doctor", 1, DoctorReport)
-            if not output.as_json:
-                draw_doctor(examined, output.console(), problems_only=False)
-        elif name == "limits":
-            measured = found.read("limits", 1, Limits)
-            if not output.as_json:
-                draw_limits(measured, output.console())
     if output.as_json:
         output.document("report", 1, {"run": found.manifest, "documents": found.plain_documents()})
+        return
+    console = output.console()
+    draw_run_header(found.manifest, console)
+    for name in found.manifest.documents:
+        if name == "doctor":
+            draw_doctor(found.read("doctor", 1, DoctorReport), console, problems_only=False)
+        elif name == "limits":
+            draw_limits(found.read("limits", 1, Limits), console)

@@ -159,6 +159,9 @@ class Session:
         self._writer = None
         self.updates = 0
         self.draft = StepDraft(started_ns=time.perf_counter_ns())
+        steps = self._taps.get("steps")
+        if isinstance(steps, StepsTap):
+            steps.restart()
 
 
 def start_session(torch: Any, order_path: str) -> Session:

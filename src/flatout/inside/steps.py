@@ -47,6 +47,11 @@ class StepsTap:
         if self._patch is not None:
             self._patch.undo()
 
+    def restart(self) -> None:
+        """In a forked child: its own optimizer leads there, whichever led in the parent."""
+        self._parameters, self._updates, self._held = {}, {}, {}
+        self._lead = None
+
     def flush(self) -> None:
         """The process ends before any optimizer came around again: what is held is a step."""
         if self._lead is None and self._held:

@@ -16,7 +16,7 @@ from flatout.hardware.command import end_child, end_process_group
 from flatout.hardware.protocol import DeviceSource
 from flatout.limits.clocks import ClockWatch
 from flatout.limits.target import Target
-from flatout.limits.worker import Order
+from flatout.limits.worker import DeviceOrder
 from flatout.records.errors import ChildFailed, MissingExtra
 from flatout.records.limits import DeviceLimits, MatmulResult, Measured, MeasuredDevice
 from flatout.records.rated import Dtype
@@ -152,7 +152,7 @@ class _Child:
 @contextlib.contextmanager
 def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     """Start the child; whatever happens, it and everything it started are gone afterwards."""
-    orders = [Order(device=job.target.torch_device, dtypes=job.dtypes) for job in jobs]
+    orders = [DeviceOrder(device=job.target.torch_device, dtypes=job.dtypes) for job in jobs]
     environment = {name: value for job in jobs for name, value in job.target.environment.items()}
     reader, writer = os.pipe()
     process = subprocess.Popen(

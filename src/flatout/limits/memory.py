@@ -12,7 +12,7 @@ _GPU_BUFFER_BYTES = 4 << 30
 _CPU_BUFFER_BYTES = 256 << 20
 _TIMES_THE_CACHE = 4
 _SHARE_OF_FREE = 8
-_TWICE = 2
+_LEAST_TIMES_THE_CACHE = 2
 _SMALLEST_BYTES = 16 << 20
 _FLOAT_BYTES = 4
 _NOISE_BLOCK = 1 << 20
@@ -25,7 +25,7 @@ def buffer_bytes(torch: Any, device: str) -> int:
     else:
         cache, wanted, free = device_cache_bytes(torch, device), _GPU_BUFFER_BYTES, free_bytes(torch, device)
     size = min(max(wanted, _TIMES_THE_CACHE * cache), free // _SHARE_OF_FREE)
-    if size < _TWICE * cache or size < _SMALLEST_BYTES:
+    if size < _LEAST_TIMES_THE_CACHE * cache or size < _SMALLEST_BYTES:
         raise RuntimeError(f"too little memory is free ({free >> 20} MiB) to measure beyond the cache")
     return size
 
@@ -64,7 +64,7 @@ def cpu_cache_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _noise(torch: Any, device: str, count: int) -> Any:
-    """Random floats. A block is repeated: drawing memory_size would take longer than measuring with them."""
+    """Random floats. A block is repeated: drawing gigabytes would take longer than measuring with them."""
     block = torch.randn(min(count, _NOISE_BLOCK), device=device)
     buffer = torch.empty(count, device=device)
     whole = count // block.numel() * block.numel()

@@ -114,15 +114,15 @@ def _measure(
     disturbance = Disturbance()
     disturbance.look_at(target.device, _source_of(target.device, found))
     measured = measure_devices(jobs, on_stage=on_stage)
-    whole = combine(measured[0], measured[1] if len(measured) > 1 else None, target.device)
-    return dataclasses.replace(whole, disturbed=disturbance.words())
+    cpu = measured[1] if len(measured) > 1 else None
+    return combine(measured[0], cpu, target.device, disturbed=disturbance.words())
 
 
 def _source_of(device: Device, found: list[tuple[Device, DeviceSource]]) -> DeviceSource:
     return next(source for known, source in found if known == device)
 
 
-def combine(device: DeviceLimits, cpu: DeviceLimits | None, physical: Device) -> Limits:
+def combine(device: DeviceLimits, cpu: DeviceLimits | None, physical: Device, *, disturbed: str) -> Limits:
     """The document: what was measured beside what the vendor promises."""
     rated = rated_peaks(physical)
     return Limits(
@@ -136,6 +136,7 @@ def combine(device: DeviceLimits, cpu: DeviceLimits | None, physical: Device) ->
         measured_at=dt.datetime.now(dt.UTC).replace(microsecond=0),
         took_s=device.took_s + (cpu.took_s if cpu else 0.0),
         method=METHOD,
+        disturbed=disturbed,
     )
 
 

@@ -1,8 +1,8 @@
 """Times short bursts of work: device events on a GPU, the clock on a CPU, medians over bursts with rests.
 
 A burst is short and preceded by a rest, so that the figure is the device's ceiling and not what its power
-limit leaves after a second at full load. (On an H200, 8192-cubed bf16 products give 780 TFLOP/s for the first
-20 ms and 670 TFLOP/s once the 700 W limit bites: the sustained figure is measured apart.)
+limit leaves after a second at full load. (On an H200, 8192-cubed bf16 products give 797 TFLOP/s for the first
+20 ms and 677 TFLOP/s once the 700 W limit bites: the sustained figure is measured apart.)
 """
 
 import dataclasses

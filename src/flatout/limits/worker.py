@@ -1,4 +1,4 @@
-"""The child process that measures one device with torch and reports each stage on a pipe, as JSON lines.
+"""The child process that measures devices with torch and reports each stage on a pipe, as JSON lines.
 
 A crash in a driver, an out-of-memory or a hang ends this process and not the user's command.
 """
@@ -36,7 +36,7 @@ _PARENT_CHECK_S = 0.5
 _ONLY_ON_GPU = "the CPU is the host: there is no link to measure"
 
 
-class Order(msgspec.Struct, frozen=True):
+class DeviceOrder(msgspec.Struct, frozen=True):
     """One device to measure, and the precisions to try on it."""
 
     device: str
@@ -170,7 +170,7 @@ def _follow_parent(parent: int) -> None:
     os._exit(1)
 
 
-def main(pipe: int, orders: list[Order]) -> None:
+def main(pipe: int, orders: list[DeviceOrder]) -> None:
     """Measure one device after the other and write JSON lines to the file descriptor `pipe`."""
 
     def send(event: dict[str, Any]) -> None:
@@ -190,4 +190,4 @@ def main(pipe: int, orders: list[Order]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=list[Order]))
+    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=list[DeviceOrder]))

@@ -18,6 +18,7 @@ def train(rank, updates):
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(train, args=(4,), nprocs=2)
+    train(5, 3)
     child = os.fork()
     if child == 0:
         train(9, 6)
