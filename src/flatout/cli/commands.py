@@ -16,6 +16,12 @@ COMMANDS: dict[str, CommandEntry] = {
         "flatout.cli.doctor", "What machine this is, what is wrong with it, how to fix it."
     ),
     "limits": CommandEntry("flatout.cli.limits", "What this card can really do, against its rated peaks."),
+    "check": CommandEntry(
+        "flatout.cli.check", "A new script's first minute: does it learn, and is it ready to run?"
+    ),
+    "profile": CommandEntry(
+        "flatout.cli.profile", "Where a script's time goes, and how far it is from the device's limit."
+    ),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import click
 
-from flatout import __version__
 from flatout.cli.commands import COMMANDS
+from flatout.records.version import __version__
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130

@@ -4,14 +4,11 @@ Imported by the `.pth` file and by our `sitecustomize`, before the user's first 
 never print: whatever goes wrong here would look like the user's own script breaking.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from flatout.records.session import SESSION_VARIABLE
 
@@ -25,36 +22,6 @@ _SUPERVISOR_MODULES = (
 )
 
 
-class TorchWatcher(importlib.abc.MetaPathFinder):
-    """Stands first in the import system until torch has been imported, then steps aside."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find torch as everyone else would, and have its loader tell us when it is done."""
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            _call_after_load(spec.loader)
-        return spec
-
-
-def _call_after_load(loader: Any) -> None:
-    load = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # the class's own again: nobody finds our fingers on torch's loader
-        load(module)
-        _arm(module)
-
-    loader.exec_module = exec_module
-
-
 def _arm(torch: ModuleType) -> None:
     try:
         from flatout.inside.session import start_session
@@ -66,7 +33,7 @@ def _arm(torch: ModuleType) -> None:
 
 def _note_failure(error: Exception) -> None:
     """Leave a word beside the order, where there is one; the parent reads it."""
-    if not os.path.exists(os.environ[SESSION_VARIABLE]):  # noqa: PTH110 - as above
+    if not os.path.exists(os.environ[SESSION_VARIABLE]):  # noqa: PTH110
         return
     try:
         with open(f"{os.environ[SESSION_VARIABLE]}.failed", "a") as file:  # noqa: PTH123
@@ -93,10 +60,23 @@ def is_supervisor(arguments: Sequence[str]) -> bool:
 
 
 def install() -> None:
-    """Watch for torch, unless this process is a supervisor or is armed already."""
-    watching = any(isinstance(finder, TorchWatcher) for finder in sys.meta_path)
-    if SESSION_VARIABLE in os.environ and not watching and not is_supervisor(sys.orig_argv):
-        sys.meta_path.insert(0, TorchWatcher())
+    """Protect what a trial must not touch, and watch for torch unless this process is a supervisor."""
+    if SESSION_VARIABLE not in os.environ or _installed:
+        return
+    _installed.append(True)
+    try:
+        from flatout.entry.protection import protect
+        from flatout.inside.imports import after_import
+        from flatout.records.session import Order
+
+        order = Order.read(Path(os.environ[SESSION_VARIABLE]))
+        if order.trial:
+            protect(order)
+        if not is_supervisor(sys.orig_argv):
+            after_import("torch", _arm)
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong here would look like the script breaking
+        _note_failure(error)
 
 
+_installed: list[bool] = []
 install()

@@ -1,38 +1,88 @@
-"""The backward tap: time in `backward()`, and the loss that it starts from."""
+"""The backward tap: time in `backward()`, the loss that it starts from, and the thread that trains."""
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.tap import Patch, timed
+from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
 
+# Below `torch.autograd.backward`, where both it and `autograd.grad` arrive: a frame of ours above would shift
+# the line that Python's warnings name.
+_ENGINE = "_engine_run_backward"
+
+
 class BackwardTap:
-    """Watches `torch.autograd.backward`, which `Tensor.backward` calls too."""
+    """Watches the call into autograd's engine that accumulates gradients."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Patch the function where everybody looks it up."""
+        """Patch the function where `torch.autograd` looks it up."""
         autograd = self._session.torch.autograd
-        self._patch = Patch(
-            autograd, "backward", timed(self._session, "backward", autograd.backward, self._note)
-        )
+        self._patches = [Patch(autograd, _ENGINE, self._watched(getattr(autograd, _ENGINE)))]
 
     def remove(self) -> None:
         """Put the function back."""
-        if self._patch is not None:
-            self._patch.undo()
+        undo_all(self._patches)
 
-    def _note(self, started_ns: int, ended_ns: int, args: Any, _result: Any) -> None:
-        draft = self._session.draft
-        draft.backward_ns += ended_ns - started_ns
-        draft.backwards += 1
-        roots = args[0] if args else ()
-        root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
-        # Reading a number from a device would wait for it: only what lies in host memory is read here.
-        if getattr(root, "device", None) is not None and root.device.type == "cpu" and root.numel() == 1:
-            draft.losses.append(root.detach().item())
+    def _watched(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        session, loss_of = self._session, self._loss_of
+        log, ranges = session.log.add, session.ranges
+
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if session.in_backward or not kwargs.get("accumulate_grad", False):
+                return real(*args, **kwargs)  # `autograd.grad`, or a pass within a pass
+            if session.thread != thread():
+                session.thread = thread()
+                log(("thread", session.thread))
+            loss = loss_of(args)
+            if session.detailed:
+                session.mark("backward")
+            if ranges is not None:
+                ranges.push("backward")
+            session.busy += 1
+            session.in_backward = True
+            started = clock()
+            try:
+                result = real(*args, **kwargs)
+            except BaseException as error:
+                session.busy -= 1
+                session.in_backward = False
+                session.counting_failed(error)
+                raise
+            ended = clock()
+            session.busy -= 1
+            session.in_backward = False
+            log(("backward", started, ended, loss))
+            if ranges is not None:
+                ranges.pop()
+            if session.counting is not None:
+                session.counting.in_backward = False
+            if session.detailed:
+                session.mark("after_backward")
+            session.backward_ended(ended)
+            return result
+
+        return unseen(backward)
+
+    def _loss_of(self, args: Any) -> Any:
+        """The loss as a number, or as a slot that the device will fill; None where there is no single one."""
+        session = self._session
+        if session.counting is not None:
+            session.counting.in_backward = session.counted_backward = True
+        if "backward" in session.failed:
+            return None
+        try:
+            roots = args[0] if args else ()
+            root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
+            return session.number(root)
+        except Exception as error:  # noqa: BLE001 - observing never breaks a job
+            session.failed.setdefault("backward", f"{type(error).__name__}: {error}")
+            return None

@@ -1,15 +1,16 @@
-"""The collector tap: pauses of Python's garbage collector."""
+"""The collector tap: pauses of Python's garbage collector. They lie inside the other parts of a step."""
 
 import gc
-import time
 from typing import TYPE_CHECKING
+
+from flatout.inside.tap import clock
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
 
 class CollectorTap:
-    """Adds the time of each collection to the step under way."""
+    """Logs each collection."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
@@ -26,6 +27,6 @@ class CollectorTap:
 
     def _note(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
-            self._started_ns = time.perf_counter_ns()
+            self._started_ns = clock()
         elif self._started_ns:
-            self._session.draft.collector_ns += time.perf_counter_ns() - self._started_ns
+            self._session.log.add(("collector", self._started_ns, clock()))

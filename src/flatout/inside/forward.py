@@ -4,55 +4,92 @@
 root carries the seat in `_compiled_call_impl`, which state_dict, pickle and deepcopy leave behind.
 """
 
-import time
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.tap import Patch
+from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
 _SEAT = "_compiled_call_impl"
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 class ForwardTap:
-    """Times the outermost call of the model; evaluation is told from training by gradients."""
+    """Logs the outermost calls of modules: whether gradients were on, and the batch that went in."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
+        self._call_patch: Patch | None = None
         self._depth = 0
-        self._roots: dict[int, Any] = {}
-        self._seats: list[tuple[Any, Any]] = []
+        self._trained: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        self._seats: list[tuple[Any, Any, Any]] = []
 
     def install(self) -> None:
         """Watch every module call until the first update shows which ones train."""
         module = self._session.torch.nn.Module
-        self._patch = Patch(module, "__call__", self._watched(module.__call__))
+        self._patches = [Patch(module, "train", self._watching_the_mode(module.train))]
+        self.watch_again()
 
     def remove(self) -> None:
         """Leave the seats and the class as they were found."""
-        if self._patch is not None:
-            self._patch.undo()
-        for root, seat in self._seats:
+        if self._call_patch is not None:
+            self._call_patch.undo()
+        undo_all(self._patches)
+        for root, seat, found in self._seats:
             if root.__dict__.get(_SEAT) is seat:
-                root.__dict__.pop(_SEAT)
+                if found is None:
+                    root.__dict__.pop(_SEAT)
+                else:
+                    root.__dict__[_SEAT] = found
         self._seats = []
 
-    def settle(self) -> None:
-        """The first update is done: take the seats and let go of the class."""
-        if self._patch is None:
+    def watch_again(self) -> None:
+        """Watch every call (again): a new optimizer may train a model that nobody has seen."""
+        if self._call_patch is None:
+            module = self._session.torch.nn.Module
+            self._call_patch = Patch(module, "__call__", self._watched(module.__call__))
+
+    def settle(self, optimized: set[int]) -> None:
+        """An update is done: take the seats and let go of `Module.__call__`.
+
+        Samples are counted for the root in which the optimizer holds most.
+        """
+        if self._call_patch is None or not self._trained:
             return
-        self._patch.undo()
-        self._patch = None
-        roots, self._roots = self._roots, {}
-        for root in roots.values():
-            # A module that the script compiled has its own way of being called; it is left alone.
-            if root.__dict__.get(_SEAT) is None and not hasattr(root, "_orig_mod"):
-                seat = self._seat(root._call_impl)  # noqa: SLF001
-                root.__dict__[_SEAT] = seat
-                self._seats.append((root, seat))
+        self._call_patch.undo()
+        self._call_patch = None
+        sizes = {key: _size(root, optimized) for key, root in self._trained.items()}
+        lead = max(sizes, key=sizes.__getitem__)
+        self._session.log.add(("root", self._number(self._trained[lead])))
+        seated = {id(root) for root, _, _ in self._seats}
+        for root in [root for root in self._trained.values() if id(root) not in seated]:
+            self._sit(root)
+            inner = root.__dict__.get("_modules", {}).get("module")
+            if inner is not None and type(root).__name__ in _WRAPPERS:
+                self._sit(inner)  # evaluation often calls the wrapped module directly
+
+    @property
+    def roots(self) -> list[Any]:
+        """The modules that train, those called first at the head."""
+        return list(self._trained.values())
+
+    def _sit(self, root: Any) -> None:
+        found = root.__dict__.get(_SEAT)  # `Module.compile()` of the script's own: it stays, below ours
+        seat = self._seat(root, found or root._call_impl)  # noqa: SLF001
+        root.__dict__[_SEAT] = seat
+        self._seats.append((root, seat, found))
+
+    def _is_another_thread(self) -> bool:
+        trains = self._session.thread
+        return trains != 0 and trains != thread()
+
+    def _number(self, module: Any) -> int:
+        return self._numbers.setdefault(id(module), len(self._numbers))
 
     def _watched(self, real: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = self._session.torch.compiler.is_compiling
@@ -60,49 +97,100 @@ class ForwardTap:
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # The compiler folds this into a constant, and sees nothing else of us.
-            if is_compiling() or tap._depth:
+            if is_compiling() or tap._depth or tap._is_another_thread():
                 return real(module, *args, **kwargs)
-            if tap._trains(module):
-                tap._roots[id(module)] = module
-            return tap._time(module, lambda: real(module, *args, **kwargs), args, kwargs)
+            return tap._call(module, tap._number(module), functools.partial(real, module), args, kwargs)
 
-        return __call__
+        return unseen(__call__)
 
-    def _seat(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        tap = self
-        module = call.__self__  # type: ignore[attr-defined]
+    def _seat(self, root: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        tap, number = self, self._number(root)
+        is_compiling = self._session.torch.compiler.is_compiling
 
         def seat(*args: Any, **kwargs: Any) -> Any:
-            if tap._depth:
+            if is_compiling() or tap._depth or tap._is_another_thread():
                 return call(*args, **kwargs)
-            return tap._time(module, lambda: call(*args, **kwargs), args, kwargs)
+            return tap._call(root, number, call, args, kwargs)
 
-        return seat
+        return unseen(seat)
 
-    def _time(self, module: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    def _watching_the_mode(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        trained, log = self._trained, self._session.log.add
+
+        @functools.wraps(real)
+        def train(module: Any, mode: bool = True) -> Any:
+            if id(module) in trained and module.training != mode:
+                now = clock()
+                log(("mode", now, now, bool(mode)))
+            return real(module, mode)
+
+        return unseen(train)
+
+    @unseen
+    def _call(self, module: Any, number: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        session = self._session
+        gradients = session.torch.is_grad_enabled()
+        # In eval mode with gradients a call may train or evaluate: only what follows it tells.
+        if gradients:
+            session.guarded("forward", self._before, module, args, kwargs)
+        ranges = session.ranges
+        if ranges is not None:
+            ranges.push("forward" if gradients else "evaluation")
         self._depth += 1
-        started = time.perf_counter_ns()
+        session.busy += 1
+        started = clock()
         try:
-            return call()
-        finally:
+            result = call(*args, **kwargs)
+        except BaseException as error:
             self._depth -= 1
-            if "forward" not in self._session.failed:
-                try:
-                    self._note(module, time.perf_counter_ns() - started, args, kwargs)
-                except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                    self._session.fail("forward", error)
+            session.busy -= 1
+            session.counting_failed(error)
+            raise
+        ended = clock()
+        self._depth -= 1
+        session.busy -= 1
+        if "forward" not in session.failed:
+            try:
+                batch = args[0] if args else next(iter(kwargs.values()), None)
+                if not hasattr(batch, "dtype"):
+                    batch = _first_tensor(args, kwargs)
+                shape = tuple(batch.shape) if batch is not None else None
+                real = batch is None or batch.dtype.is_floating_point
+                batch_facts = (gradients, module.training, shape, real, thread())
+                session.log.add(("forward", started, ended, number, *batch_facts))
+                if gradients and (ranges is not None or session.detailed or session.inspection is not None):
+                    self._after(module, args, kwargs, result)
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                session.fail("forward", error)
+        if ranges is not None:
+            ranges.pop()
+        return result
 
-    def _trains(self, module: Any) -> bool:
-        return bool(module.training) and bool(self._session.torch.is_grad_enabled())
+    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
+        session = self._session
+        if id(module) not in self._trained:
+            self._trained[id(module)] = module
+        if session.pairing is not None:
+            session.pairing.called(module, args, kwargs)
+        if session.detailed:
+            session.mark("forward")
 
-    def _note(self, module: Any, took_ns: int, args: Any, kwargs: Any) -> None:
-        draft = self._session.draft
-        if not self._trains(module):
-            draft.evaluation_ns += took_ns
-            draft.evaluations += 1
-            return
-        draft.forward_ns += took_ns
-        draft.forwards += 1
-        first = next((value for value in (*args, *kwargs.values()) if hasattr(value, "shape")), None)
-        if first is not None and len(first.shape) > 0:
-            draft.samples += int(first.shape[0])
+    def _after(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        session = self._session
+        if session.detailed:
+            session.mark("loss")
+        if session.ranges is not None:
+            session.ranges.start("loss")
+        if session.inspection is not None:
+            session.inspection.called(module, args, kwargs, result)
+
+
+def _first_tensor(args: Any, kwargs: Any) -> Any:
+    for value in (*args, *kwargs.values()):
+        if hasattr(value, "untyped_storage"):
+            return value
+    return None
+
+
+def _size(module: Any, optimized: set[int]) -> int:
+    return sum(int(parameter.numel()) for parameter in module.parameters() if id(parameter) in optimized)

@@ -1,35 +1,105 @@
-"""The loader tap: how long the training loop waits in `next()` of a DataLoader's iterator.
+"""The loader tap: how long the training loop waits for a DataLoader, and how that loader is set up.
 
-The method is patched, not wrapped: the iterator keeps its type, its attributes and its identity.
+Methods are patched, not wrapped: iterators keep their type, their attributes and their identity.
 """
 
+import functools
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.tap import Patch, timed
+from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
+_SETTINGS = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "drop_last")
+_STARTING = -1
+
 
 class LoaderTap:
-    """Adds the time in `next()` to the step under way."""
+    """Logs the time in `next()`, and in starting an iterator."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
+        self._settings: list[dict[str, Any]] = []
+        # Which loader an iterator belongs to, without leaving anything on the iterator.
+        self._numbers: dict[int, int] = {}
 
     def install(self) -> None:
-        """Patch the one method that every kind of DataLoader iterator shares."""
-        base: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter  # noqa: SLF001
-        self._patch = Patch(base, "__next__", timed(self._session, "loader", base.__next__, self._note))
+        """Patch the one `next` that every kind of DataLoader iterator shares, and `iter` of the loader."""
+        module: Any = importlib.import_module("torch.utils.data.dataloader")
+        base, loader = module._BaseDataLoaderIter, module.DataLoader  # noqa: SLF001
+        self._patches = [
+            Patch(base, "__next__", self._following(base.__next__)),
+            Patch(loader, "__iter__", self._starting(loader.__iter__)),
+        ]
 
     def remove(self) -> None:
-        """Put the method back."""
-        if self._patch is not None:
-            self._patch.undo()
+        """Put the methods back."""
+        undo_all(self._patches)
 
-    def _note(self, started_ns: int, ended_ns: int, _args: Any, _result: Any) -> None:
-        draft = self._session.draft
-        draft.loader_ns += ended_ns - started_ns
-        draft.loader_batches += 1
+    def settings(self) -> list[dict[str, Any]]:
+        """Every kind of loader that was iterated, by the number that its events carry."""
+        return [dict(entry) for entry in self._settings]
+
+    def _following(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        session, numbers = self._session, self._numbers
+        log, ranges = session.log.add, session.ranges
+
+        @functools.wraps(real)
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            if session.thread and session.thread != thread():
+                return real(iterator)  # a prefetching thread's time is not the loop's
+            if ranges is not None:
+                ranges.push("data")
+            session.busy += 1
+            started = clock()
+            try:
+                result = real(iterator)
+            finally:
+                session.busy -= 1
+                if ranges is not None:
+                    ranges.pop()
+            log(("loader", started, clock(), numbers.get(id(iterator), _STARTING), thread()))
+            return result
+
+        return unseen(__next__)
+
+    def _starting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        session = self._session
+        log, ranges = session.log.add, session.ranges
+
+        @functools.wraps(real)
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            session.busy += 1
+            started = clock()
+            try:
+                result = real(loader)
+            finally:
+                session.busy -= 1
+            log(("loader", started, clock(), _STARTING, thread()))
+            session.guarded("loader", self._learn, loader, result)
+            if ranges is not None:
+                ranges.epoch()
+            return result
+
+        return unseen(__iter__)
+
+    def _learn(self, loader: Any, iterator: Any) -> None:
+        described = _describe(loader)
+        if described not in self._settings:  # a loader that is made anew each epoch is one loader
+            self._settings.append(described)
+        self._numbers[id(iterator)] = self._settings.index(described)
+
+
+def _describe(loader: Any) -> dict[str, Any]:
+    dataset = loader.dataset
+    found: dict[str, Any] = {name: getattr(loader, name, None) for name in _SETTINGS}
+    found["data_set"] = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    found["iterable"] = bool(getattr(loader, "_dataset_kind", 0))
+    found["sampler"] = type(getattr(loader, "sampler", None)).__qualname__
+    # An iterable data set may compute its length in ways of its own; the others were asked by their sampler.
+    found["samples"] = None if found["iterable"] else len(dataset)
+    return found

@@ -1,6 +1,8 @@
 """One session a process: arms the taps, collects what they see, and writes it down in the background."""
 
 import atexit
+import contextlib
+import dataclasses
 import importlib
 import os
 import sys
@@ -9,55 +11,123 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flatout.inside import stopping
 from flatout.inside.backward import BackwardTap
+from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
-from flatout.inside.draft import StepDraft
+from flatout.inside.compiler import CompilerTap
+from flatout.inside.copies import CopiesTap
+from flatout.inside.deferred import Deferred, Slot
+from flatout.inside.device import DeviceClock, Mark, room_for_a_mark
 from flatout.inside.forward import ForwardTap
+from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
+from flatout.inside.log import EventLog
+from flatout.inside.memory import MemoryTap, held_by
+from flatout.inside.overrides import LoaderOverride
+from flatout.inside.pairing import Pairing
+from flatout.inside.ranges import Ranges
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
-from flatout.inside.writer import StepWriter
+from flatout.inside.workers import WorkersTap
+from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
 
 _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "steps": StepsTap,
     "loader": LoaderTap,
+    "workers": WorkersTap,
+    "copies": CopiesTap,
     "backward": BackwardTap,
+    "clipping": ClippingTap,
     "forward": ForwardTap,
+    "memory": MemoryTap,
     "collector": CollectorTap,
+    "compiler": CompilerTap,
 }
+# By now optimizers have their state and gradients exist: what the job holds can be told apart.
+_LEARN_AT = 2
+# Copying a loss from a GPU takes ten microseconds of the host: each one at first, then one in eight.
+_EVERY_LOSS = 256
+_LATER_LOSSES = 8
 
 
 class Session:
-    """What all taps share: the clock, the step that is under way, and the way to the run folder."""
+    """What all taps share: the clocks, the step that is under way, and the way to the run folder."""
 
     def __init__(self, torch: Any, order: Order) -> None:
         self.torch = torch
         self.order = order
-        self.draft = StepDraft(started_ns=time.perf_counter_ns())
+        self.log = EventLog()
+        self.deferred = Deferred(torch)
+        # How many of loader, model, backward and optimizer are under way.
+        self.busy = 0
+        # The thread that trains, once it has called `backward()`.
+        self.thread = 0
+        # Whether this step gets device events at the borders of its parts.
+        self.detailed = False
+        self.ranges: Ranges | None = None
         self.failed: dict[str, str] = {}
         self.updates = 0
         self.facts: dict[str, Any] = {}
+        self.device: Any = None
+        self.on_gpu = False
+        self.counting: Any = None
+        self.counted_backward = False
+        self.pairing = Pairing(self, order.pair_updates) if order.pair_updates else None
+        self.inspection = Inspection(self, order.inspect_updates) if order.inspect_updates else None
+        self.stop_after = order.stop_after_updates
+        self.in_backward = False
+        self._clock: DeviceClock | None = None
+        self._marks: list[Mark] = []
+        self._losses: list[Any] = []
+        self._norms: list[Any] = []
+        self._memory: MemoryTap | None = None
+        self._compiler: CompilerTap | None = None
         self._taps: dict[str, Tap] = {}
-        self._writer: StepWriter | None = None
+        self._writer: EventWriter | None = None
+        self._worker_loop: Any = None
+        self._armed = False
+        self._unsettled = False
         self._pid = os.getpid()
+        self._place = (0, 1)
+
+    # Arming and leaving
 
     def arm(self) -> None:
         """Install every tap that was ordered; one that cannot be installed is noted, and the others go on."""
+        self.log.add(("start", time.perf_counter_ns()))
+        self.facts["unix_at_zero_s"] = time.time() - time.perf_counter()
         if self.order.seed is not None:
             self._seed(self.order.seed)
-        for name in self.order.taps:
-            if name not in _TAPS:
-                continue
+        if self.order.nvtx:  # before the taps, which take it along
             try:
-                tap = _TAPS[name](self)
-                tap.install()
-                self._taps[name] = tap
-            except Exception as error:  # noqa: BLE001 - a tap may fail alone
-                self.fail(name, error)
+                self.ranges = Ranges(self.torch)
+            except Exception as error:  # noqa: BLE001 - a torch without NVTX
+                self.fail("nvtx", error)
+        for name in self.order.taps:
+            if name in _TAPS:
+                self._install(name, _TAPS[name])
+        memory, compiler = self._taps.get("memory"), self._taps.get("compiler")
+        self._memory = memory if isinstance(memory, MemoryTap) else None
+        self._compiler = compiler if isinstance(compiler, CompilerTap) else None
+        if self.order.loader:
+            self._install("loader override", LoaderOverride)
         self._leave_loader_workers_alone()
-        os.register_at_fork(after_in_child=self._after_fork)
+        self._armed = True
+        _armed_sessions.append(self)
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork_here, after_in_child=self._after_fork
+        )
         atexit.register(self.finish)
+
+    def _install(self, name: str, make: Callable[["Session"], Tap]) -> None:
+        try:
+            tap = make(self)
+            tap.install()
+            self._taps[name] = tap
+        except Exception as error:  # noqa: BLE001 - a tap may fail alone
+            self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
         """Turn a tap off for good, and remember why."""
@@ -66,33 +136,186 @@ class Session:
         if tap is not None:
             tap.remove()
 
-    def close_step(self, ended_ns: int, done: StepDraft | None = None) -> None:
-        """A step is done: hand it to the writer and begin the next.
+    def guarded(self, name: str, call: Callable[..., Any], *args: Any) -> None:
+        """Call something of ours; whatever it raises turns the tap `name` off, and reaches nobody."""
+        if name not in self.failed:
+            try:
+                call(*args)
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                self.fail(name, error)
 
-        `done` is the step as it stood at `ended_ns`, where it is closed only now; the rest is the next's.
-        """
-        whole = self.draft
-        if done is None:
-            done, self.draft = whole, StepDraft(started_ns=ended_ns)
-        else:
-            self.draft = whole.after(done, ended_ns)
+    def disarm(self) -> None:
+        """Take every tap off, leaving the process as it was found."""
+        for tap in list(self._taps.values()):
+            tap.remove()
+        self._taps.clear()
+        if self._worker_loop is not None:
+            self._worker_loop.undo()
+        if self.ranges is not None:
+            self.ranges.close()
+        self._armed = False
+        if self in _armed_sessions:
+            _armed_sessions.remove(self)
+        atexit.unregister(self.finish)
+
+    # The step
+
+    def mark(self, kind: str) -> None:
+        """An event at this point of the device's stream, in steps that are looked at in detail."""
+        if self._clock is not None and room_for_a_mark(self._marks):
+            try:
+                self._marks.append((kind, self._clock.event()))
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                self._lose_the_clock(error)
+
+    def number(self, tensor: Any, *, is_loss: bool = True) -> Any:
+        """A loss or a norm: its value where it lies in host memory, else a slot that comes with the step."""
+        if self.on_gpu and self.updates >= _EVERY_LOSS and self.updates % _LATER_LOSSES:
+            return None
+        value = self.deferred.value_of(tensor)
+        if isinstance(value, Slot):
+            (self._losses if is_loss else self._norms).append(value)
+        return value
+
+    def backward_ended(self, ended_ns: int) -> None:
+        """Updates may have been made by hooks of the pass."""
+        steps = self._taps.get("steps")
+        if isinstance(steps, StepsTap):
+            self.guarded("steps", steps.backward_ended, ended_ns)
+
+    def close_step(self, ended_ns: int, *, late: bool = False) -> None:
+        """An update of the leading optimizer ended; `late` where that is known only inside the next step."""
         self.updates += 1
-        if self._writer is None:
-            self._writer = StepWriter(self._folder(), self.describe)
-        self._writer.put(done.finished(self.updates, ended_ns))
+        updates = self.updates
+        memory = None
+        if self._memory is not None and MemoryTap.is_due(updates):
+            try:
+                memory = self._memory.look()
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                self.fail("memory", error)
+                self._memory = None
+        if updates <= _LEARN_AT or self._unsettled:
+            self._unsettled = late
+            self._settle_taps()
+        self.log.add(("step", ended_ns, updates, memory))
+        if self._clock is not None:
+            self._close_on_device(late)
+        if self._compiler is not None:
+            self._compiler.look()
+        if self.ranges is not None:
+            self.ranges.start("step", f"step {updates + 1}")
+        self.busy = 0
+        # A step that is closed late is no place to stop at, nor to begin to count: we are inside the next.
+        if self.stop_after is not None and updates >= self.stop_after and not late:
+            self._end_trial()
+
+    def _close_on_device(self, late: bool) -> None:
+        assert self._clock is not None
+        marks, losses, norms = self._marks, self._losses, self._norms
+        self._marks = [] if marks else marks
+        self._losses = [] if losses else losses
+        self._norms = [] if norms else norms
+        try:
+            self._clock.close(self.updates, list(marks), list(losses), list(norms), late=late)
+        except Exception as error:  # noqa: BLE001 - observing never breaks a job
+            self._lose_the_clock(error)
+        self.detailed = DeviceClock.wants_detail(self.updates)
+
+    def _lose_the_clock(self, error: Exception) -> None:
+        self._clock, self.detailed = None, False
+        self.log.add(("clock", False))
+        self.fail("device", error)
+
+    def _settle_taps(self) -> None:
+        """What the first updates make known: the roots, the device, what the job holds."""
+        self._running_writer()
+        if self.updates == 1:
+            self._find_device()
         forward = self._taps.get("forward")
         if isinstance(forward, ForwardTap):
-            forward.settle()
-        if self.updates == self.order.stop_after_updates:
+            self.guarded("forward", forward.settle, self._optimized())
+        if self.updates == _LEARN_AT:
+            self.guarded("memory", self._learn)
+
+    def _optimized(self) -> set[int]:
+        steps = self._taps.get("steps")
+        lead = steps.lead() if isinstance(steps, StepsTap) else None
+        groups = lead.param_groups if lead is not None else ()
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def optimizer_made(self) -> None:
+        """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
+        forward = self._taps.get("forward")
+        if self.updates and isinstance(forward, ForwardTap):
+            self.guarded("forward", forward.watch_again)
+            self._unsettled = True
+
+    def _find_device(self) -> None:
+        steps = self._taps.get("steps")
+        lead = steps.lead() if isinstance(steps, StepsTap) else None
+        if lead is None:
+            return
+        self.device = next((p.device for group in lead.param_groups for p in group["params"]), None)
+        self.facts["device"] = str(self.device)
+        self.on_gpu = self.device is not None and self.device.type == "cuda"
+        if self.on_gpu:
+            properties = self.torch.cuda.get_device_properties(self.device)
+            self.facts["device_name"] = properties.name
+            self.facts["device_uuid"] = str(getattr(properties, "uuid", "")) or None
+            if "device" in self.order.taps:
+                self._clock = DeviceClock(self.torch, self.device, self.log.add)
+                self.log.add(("clock", True))
+
+    def _learn(self) -> None:
+        steps = self._taps.get("steps")
+        if isinstance(steps, StepsTap):
+            self.facts["holds"] = held_by(steps.optimizers(), self.torch)
+            self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
+        self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
+
+    def roots(self) -> list[Any]:
+        """The modules that train."""
+        forward = self._taps.get("forward")
+        return forward.roots if isinstance(forward, ForwardTap) else []
+
+    # Ending
+
+    def _end_trial(self) -> None:
+        """The last timed step is done: count the operations of one more where that was ordered, then stop."""
+        if self.counting is not None:
+            totals, self.counting = self.counting.stop(), None
+            self.facts["flops"] = dataclasses.asdict(totals)
+        elif self.order.count_flops and "flops" not in self.facts:
+            try:
+                from flatout.inside.flops import start_counting
+
+                self.counting = start_counting(self.torch)
+            except Exception as error:  # noqa: BLE001 - a trial without a count is still a trial
+                self.facts["flops_reason"] = f"{type(error).__name__}: {error}"
+            else:
+                self.facts["timed_updates"] = self.updates
+                self.stop_after = self.updates + 1
+                return
+        self.stop()
+
+    def pause_counting(self) -> None:
+        """An optimizer's own products are no work of the model; a closure's are, and run inside its step."""
+        if self.counting is not None and self.counted_backward:
+            self.counting.stop()
+
+    def counting_failed(self, error: BaseException) -> None:
+        """The script cannot run while its operations are counted: what was timed before is complete."""
+        if self.counting is not None:
+            self.facts["flops_reason"] = f"{type(error).__name__}: {error}"
             self.stop()
 
     def stop(self) -> None:
         """End a trial at a step boundary, without running the user's `finally` blocks: they would save."""
         self.facts["ended"] = "stopped"
         self.finish()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        if self._writer is not None:
+            stopping.wait_for_other_ranks(self._writer.folder, self.rank_and_world_size()[1])
+        stopping.leave()
 
     def finish(self) -> None:
         """Write what is left. Called at exit; safe to call twice."""
@@ -101,36 +324,62 @@ class Session:
         self.facts.setdefault("ended", "exited")
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):
-            steps.flush()
-        if self._writer is None:
-            self._writer = StepWriter(self._folder(), self.describe)
-        self._writer.close()
+            self.guarded("steps", steps.flush)
+        if self._clock is not None:
+            self.guarded("device", self._clock.drain)
+        writer = self._running_writer()
+        if self.inspection is not None:
+            self.guarded("inspection", self.inspection.write, writer.folder)
+        writer.close()
 
-    def disarm(self) -> None:
-        """Take every tap off, leaving the process as it was found."""
-        for tap in list(self._taps.values()):
-            tap.remove()
-        self._taps.clear()
-        atexit.unregister(self.finish)
+    # What is known of the process
+
+    def rank_and_world_size(self) -> tuple[int, int]:
+        """This process's place among the ranks; a group that has been destroyed since is remembered."""
+        distributed = getattr(self.torch, "distributed", None)
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self._place = (int(distributed.get_rank()), int(distributed.get_world_size()))
+        elif self._place[1] == 1:
+            rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+            if rank.isdigit() and size.isdigit():
+                self._place = (int(rank), int(size))
+        return self._place
 
     def describe(self) -> dict[str, Any]:
         """What there is to know of this process, beside its steps."""
+        rank, world_size = self.rank_and_world_size()
+        loader, workers = self._taps.get("loader"), self._taps.get("workers")
+        compiler = self._taps.get("compiler")
         return {
             "pid": self._pid,
             "parent_pid": os.getppid(),
-            "rank": int(os.environ.get("RANK", "0")),
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "rank": rank,
+            "world_size": world_size,
             "arguments": sys.argv,
             "torch": str(self.torch.__version__),
             "updates": self.updates,
             "taps": sorted(self._taps),
             "failed_taps": self.failed,
+            "loaders": loader.settings() if isinstance(loader, LoaderTap) else [],
+            "in_loop": workers.totals() if isinstance(workers, WorkersTap) else None,
+            "graph_breaks": compiler.graph_breaks() if isinstance(compiler, CompilerTap) else {},
+            "pairing": self.pairing.describe() if self.pairing is not None else None,
             **self.facts,
         }
 
-    def _folder(self) -> Path:
-        rank = os.environ.get("RANK", "0")
-        return Path(self.order.folder) / RANKS_FOLDER / f"{rank}-{self._pid}"
+    def _running_writer(self) -> EventWriter:
+        if self._writer is None:
+            folder = Path(self.order.folder) / RANKS_FOLDER / f"{self.rank_and_world_size()[0]}-{self._pid}"
+            self._writer = EventWriter(folder, self.log, self.describe, self._tick)
+        return self._writer
+
+    def _tick(self) -> None:
+        """A few times a second, in the writer's thread."""
+        if self.order.trial:
+            stopping.end_if_the_keeper_is_gone()
+            asked = stopping.asked_to_stop_after(Path(self.order.folder))
+            if asked is not None and self.counting is None and "timed_updates" not in self.facts:
+                self.stop_after = asked
 
     def _seed(self, seed: int) -> None:
         import random
@@ -143,25 +392,60 @@ class Session:
 
     def _leave_loader_workers_alone(self) -> None:
         """A DataLoader worker is known by its loop, not by being a child: ranks are children too."""
+        from flatout.inside.tap import Patch
+
         worker: Any = importlib.import_module("torch.utils.data._utils.worker")
         real = worker._worker_loop  # noqa: SLF001
         session = self
 
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+            workers = session._taps.pop("workers", None)
             session.disarm()
-            return real(*args, **kwargs)
+            if not isinstance(workers, WorkersTap):
+                return real(*args, **kwargs)
+            workers.enter_worker()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                with contextlib.suppress(Exception):
+                    workers.write()
 
-        worker._worker_loop = _worker_loop  # noqa: SLF001
+        self._worker_loop = Patch(worker, "_worker_loop", _worker_loop)
+
+    def _before_fork(self) -> None:
+        """Python warns of a fork with threads about; ours is none that the script should hear of."""
+        if self._writer is not None:
+            self._writer.pause()
+
+    def _after_fork_here(self) -> None:
+        if self._writer is not None:
+            self._writer.resume()
 
     def _after_fork(self) -> None:
         """A forked child may be a rank of its own: it starts to count afresh, into a folder of its own."""
+        if not self._armed:
+            return
         self._pid = os.getpid()
         self._writer = None
-        self.updates = 0
-        self.draft = StepDraft(started_ns=time.perf_counter_ns())
+        self._clock, self.detailed = None, False
+        self._marks, self._losses, self._norms = [], [], []
+        self.log.drain()
+        self.log.add(("start", time.perf_counter_ns()))
+        self.updates = self.busy = 0
+        self.in_backward, self.thread = False, 0
+        self._place = (0, 1)
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):
             steps.restart()
+
+
+# The session of this process, where there is one.
+_armed_sessions: list[Session] = []
+
+
+def armed_session() -> Session | None:
+    """The session that watches this process, or None."""
+    return _armed_sessions[-1] if _armed_sessions else None
 
 
 def start_session(torch: Any, order_path: str) -> Session:

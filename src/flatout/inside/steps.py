@@ -6,29 +6,39 @@ again: until then updates are held, so that the first cycle of a GAN counts as o
 
 import functools
 import importlib
-import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.draft import StepDraft
-from flatout.inside.tap import Patch
+from flatout.inside.tap import Patch, clock, undo_all, unseen
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
+# Updates by others since the leader's last: a leader that is silent for so long has been replaced.
+_SILENCE = 50
+
 
 class StepsTap:
-    """Closes the session's step at each update of the leading optimizer."""
+    """Tells the session of each update of the leading optimizer."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
+        self._handles: list[Any] = []
+        self._patches: list[Patch] = []
+        self._started: list[int] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget who leads: in a forked child its own optimizer does, whichever led in the parent."""
         self._parameters: dict[int, int] = {}
         self._updates: dict[int, int] = {}
-        self._held: dict[int, tuple[int, StepDraft]] = {}
+        # The time of an optimizer's first update, until it is known who leads.
+        self._held: dict[int, int] = {}
+        self._known: dict[int, Any] = {}
         self._lead: int | None = None
-        self._started_ns = 0
-        self._handles: list[Any] = []
-        self._patch: Patch | None = None
+        self._silence = 0
+        self._updated_in_backward: list[Any] = []
 
     def install(self) -> None:
         """Register the two global hooks, and watch the GradScaler for updates that it skips."""
@@ -38,68 +48,133 @@ class StepsTap:
             optimizer.register_optimizer_step_post_hook(self._after),
         ]
         scaler = self._session.torch.amp.GradScaler
-        self._patch = Patch(scaler, "step", self._watching_for_skips(scaler.step))
+        base = optimizer.Optimizer
+        self._patches = [
+            Patch(scaler, "step", self._watching_for_skips(scaler.step)),
+            Patch(base, "__init__", self._watching_for_new_ones(base.__init__)),
+        ]
 
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-        if self._patch is not None:
-            self._patch.undo()
-
-    def restart(self) -> None:
-        """In a forked child: its own optimizer leads there, whichever led in the parent."""
-        self._parameters, self._updates, self._held = {}, {}, {}
-        self._lead = None
+        undo_all(self._patches)
 
     def flush(self) -> None:
         """The process ends before any optimizer came around again: what is held is a step."""
         if self._lead is None and self._held:
             self._choose_and_close_the_first()
 
-    def _before(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._started_ns = time.perf_counter_ns()
+    def lead(self) -> Any:
+        """The optimizer that leads, or None."""
+        found = self._known.get(self._lead) if self._lead is not None else None
+        return found() if found is not None else None
+
+    def optimizers(self) -> list[Any]:
+        """Every optimizer that has made an update and still lives."""
+        return [optimizer for ref in self._known.values() if (optimizer := ref()) is not None]
+
+    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        session = self._session
+        try:
+            if session.detailed:
+                session.mark("optimizer")
+            if session.inspection is not None:
+                session.inspection.before_update(optimizer)
+            if session.counting is not None and id(optimizer) == self._lead:
+                session.pause_counting()
+            if session.ranges is not None:
+                session.ranges.push("optimizer")
+            session.busy += 1
+            self._started.append(clock())
+        except Exception as error:  # noqa: BLE001 - observing never breaks a job
+            session.fail("steps", error)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        try:
-            self._note(optimizer, time.perf_counter_ns())
-        except Exception as error:  # noqa: BLE001 - observing never breaks a job
-            self._session.fail("steps", error)
-
-    def _note(self, optimizer: Any, now_ns: int) -> None:
         session = self._session
-        session.draft.optimizer_ns += now_ns - self._started_ns
-        key = id(optimizer)
-        if key not in self._parameters:
-            groups = optimizer.param_groups
-            self._parameters[key] = sum(p.numel() for group in groups for p in group["params"])
-        self._updates[key] = self._updates.get(key, 0) + 1
-        if self._lead is None:
-            if key not in self._held:
-                self._held[key] = (now_ns, session.draft.copy())
-                return
-            self._choose_and_close_the_first()
-        if key == self._lead:
-            session.close_step(now_ns)
+        try:
+            now = clock()
+            session.busy -= 1
+            session.log.add(("optimizer", self._started.pop(), now))
+            if session.ranges is not None:
+                session.ranges.pop()
+            if session.in_backward:
+                self._updated_in_backward.append(optimizer)
+            else:
+                self._updated(optimizer, now)
+        except Exception as error:  # noqa: BLE001 - observing never breaks a job
+            session.fail("steps", error)
 
-    def _choose_and_close_the_first(self) -> None:
+    def backward_ended(self, now: int) -> None:
+        """The updates that hooks made during one backward pass are one step, however many there were."""
+        if self._updated_in_backward:
+            optimizers, self._updated_in_backward = self._updated_in_backward, []
+            leads = [optimizer for optimizer in optimizers if id(optimizer) == self._lead]
+            self._updated(leads[0] if leads else max(optimizers, key=_parameters), now)
+
+    def _updated(self, optimizer: Any, now: int) -> None:
+        key = id(optimizer)
+        if key == self._lead:
+            self._silence = 0
+            self._updates[key] += 1
+            self._session.close_step(now)
+        else:
+            self._consider(optimizer, key, now)
+
+    def _consider(self, optimizer: Any, key: int, now: int) -> None:
+        """An update by an optimizer that does not lead, or does not lead yet."""
+        known = self._known.get(key)
+        if known is None or known() is not optimizer:
+            self._known[key] = weakref.ref(optimizer)
+            self._parameters[key] = _parameters(optimizer)
+            self._updates[key] = 0
+        self._updates[key] += 1
+        self._silence += 1
+        if self._lead is not None:
+            if self.lead() is not None and self._silence <= _SILENCE:
+                return
+            self._lead, self._held = None, {}
+        if key not in self._held:
+            self._held[key] = now
+            return
+        if key == self._choose_and_close_the_first():
+            self._silence = 0
+            self._session.close_step(now)
+
+    def _choose_and_close_the_first(self) -> int:
         """The optimizer with the most parameters leads; among equals, the one that came last."""
         order = list(self._held)
         lead = max(order, key=lambda key: (self._parameters[key], order.index(key)))
         self._lead = lead
-        ended_ns, until_then = self._held[lead]
-        self._session.close_step(ended_ns, done=until_then)
-        self._held = {}
+        ended_ns, self._held = self._held[lead], {}
+        self._session.close_step(ended_ns, late=True)
+        return lead
+
+    def _watching_for_new_ones(self, real: Callable[..., None]) -> Callable[..., None]:
+        session = self._session
+
+        @functools.wraps(real)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            real(optimizer, *args, **kwargs)
+            session.guarded("steps", session.optimizer_made)
+
+        return unseen(__init__)
 
     def _watching_for_skips(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        tap = self
+        log, tap = self._session.log.add, self
 
         @functools.wraps(real)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = tap._updates.get(id(optimizer), 0)
+            updates = tap._updates
+            before = updates.get(id(optimizer), 0)
             result = real(scaler, optimizer, *args, **kwargs)
-            if scaler.is_enabled() and tap._updates.get(id(optimizer), 0) == before:
-                tap._session.draft.skipped_updates += 1
+            if scaler.is_enabled() and updates.get(id(optimizer), 0) == before:
+                now = clock()
+                log(("skip", now, now))
             return result
 
-        return step
+        return unseen(step)
+
+
+def _parameters(optimizer: Any) -> int:
+    return sum(int(p.numel()) for group in optimizer.param_groups for p in group["params"])

@@ -1,12 +1,31 @@
 """A tap: something that watches one thing in the user's process, and can be taken off again."""
 
 import functools
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+clock = time.perf_counter_ns
+# Which thread this is. Only the one that calls `backward()` trains; what others do is not its time.
+thread = threading.get_ident
+
+
+# Python's warnings count frames upwards to find the line to name. They skip those of its import system, which
+# they know by these two words; with a frame of ours counted, they would name another line than they do bare.
+_UNCOUNTED = "<flatout, not counted by warnings: importlib _bootstrap>"
+
+
+def unseen(function: F) -> F:
+    """The same function, whose frame warnings do not count."""
+    plain: Any = function
+    plain.__code__ = plain.__code__.replace(co_filename=_UNCOUNTED)
+    return function
 
 
 class Tap(Protocol):
@@ -40,24 +59,44 @@ class Patch:
             delattr(self._owner, self._name)
 
 
-def timed(
-    session: "Session", name: str, real: Callable[..., Any], note: Callable[..., None]
-) -> Callable[..., Any]:
-    """`real`, with the same signature and name, that tells `note(nanoseconds, args, result)` after each call.
+def undo_all(patches: list[Patch]) -> None:
+    """Put everything back, the last first."""
+    while patches:
+        patches.pop().undo()
 
-    What `real` raises passes through untouched; what `note` raises turns the tap off.
+
+def timed(
+    session: "Session",
+    kind: str,
+    real: Callable[..., Any],
+    payload: Callable[[Any, Any], Any],
+    *,
+    tap: str,
+) -> Callable[..., Any]:
+    """`real`, with the same signature and name; calls that return are logged with `payload(args, result)`.
+
+    What `real` raises passes through untouched; what `payload` raises turns the tap off.
     """
-    clock = time.perf_counter_ns
+    log, ranges = session.log.add, session.ranges
 
     @functools.wraps(real)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if ranges is not None:
+            ranges.push(kind)
+        session.busy += 1
         started = clock()
-        result = real(*args, **kwargs)
-        if name not in session.failed:
+        try:
+            result = real(*args, **kwargs)
+        finally:
+            ended = clock()
+            session.busy -= 1
+            if ranges is not None:
+                ranges.pop()
+        if tap not in session.failed:
             try:
-                note(started, clock(), args, result)
+                log((kind, started, ended, payload(args, result)))
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                session.fail(name, error)
+                session.fail(tap, error)
         return result
 
-    return wrapper
+    return unseen(wrapper)

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from flatout import __version__
 from flatout.records.atomic import ensure_writable, write_atomically
 from flatout.records.codec import check_schema, decode, document, encode, parse
 from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, FlatoutError, UnknownName
 from flatout.records.lock import folder_lock
+from flatout.records.version import __version__
 
 T = TypeVar("T")
 

@@ -1,6 +1,16 @@
 """What goes into the user's process (an `Order`), and the names of what comes out.
 
 Read and written with the standard library alone: the user's environment may hold nothing of ours but this.
+
+    <folder>/
+      stop.json                   from outside: the update after which every rank stops
+      shield.txt                  what was kept from leaving, or could not be shielded, a line each
+      ranks/<rank>-<pid>/
+        session.json              what there is to know of the process, beside its steps
+        events.jsonl              what happened, an array of events a line (`inside/log.py`)
+        inspection.json           where the order asked for it: shapes, gradients, checksums
+        workers/<pid>.json        what a DataLoader worker spent its time on
+        stopped                   this rank has reached the update at which all stop
 """
 
 import dataclasses
@@ -10,14 +20,35 @@ from typing import Any
 
 # Names the order's file. Its presence arms the hook; without it the hook costs one look-up.
 SESSION_VARIABLE = "FLATOUT_SESSION"
+# "<pid>:<mark>" of the process that keeps a trial; its children end when it is gone.
+KEEPER_VARIABLE = "FLATOUT_KEEPER"
 
 ORDER_VERSION = 1
 RANKS_FOLDER = "ranks"
 SESSION_FILE = "session.json"
-STEPS_FILE = "steps.jsonl"
+EVENTS_FILE = "events.jsonl"
+# Stands for a number that a device has not delivered yet; it comes with the step's device times.
+ON_ITS_WAY = "?"
+INSPECTION_FILE = "inspection.json"
+WORKERS_FOLDER = "workers"
+STOP_FILE = "stop.json"
+STOPPED_FILE = "stopped"
+NOTES_FILE = "shield.txt"
 
 # Every tap by name; each can be left out, and each can fail alone.
-TAPS = ("steps", "loader", "backward", "forward", "collector")
+TAPS = (
+    "steps",
+    "device",
+    "loader",
+    "workers",
+    "copies",
+    "forward",
+    "backward",
+    "clipping",
+    "memory",
+    "collector",
+    "compiler",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +57,25 @@ class Order:
 
     folder: str
     taps: tuple[str, ...] = TAPS
+    # A trial may be ended at a step boundary, and ends itself when its keeper is gone.
+    trial: bool = False
     stop_after_updates: int | None = None
     seed: int | None = None
+    # Checksums of the roots' parameters and inputs, for the first updates: proof that two runs saw the same.
+    pair_updates: int = 0
+    # Shapes, dtypes, devices and gradients, looked at closely for the first updates.
+    inspect_updates: int = 0
+    # After the last timed step of a trial, count the operations of one more.
+    count_flops: bool = False
+    # NVTX ranges for epoch, data, forward, loss, backward and optimizer.
+    nvtx: bool = False
+    # DataLoader settings to use instead of the script's own (num_workers, pin_memory, ...).
+    loader: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # What trackers write offline during a trial.
+    aside: str | None = None
+    # Where writes go when no file system overlay protects the user's files.
+    redirect_to: str | None = None
+    redirect_except: tuple[str, ...] = ()
     version: int = ORDER_VERSION
 
     def write(self, path: Path) -> None:
@@ -43,4 +91,5 @@ class Order:
         known = {field.name for field in dataclasses.fields(cls)}
         given = {name: value for name, value in plain.items() if name in known}
         given["taps"] = tuple(given.get("taps", TAPS))
+        given["redirect_except"] = tuple(given.get("redirect_except", ()))
         return cls(**given)

@@ -17,10 +17,10 @@ NOT_RECORDED = "not recorded"
 _SENTINELS = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 1 << 63})
 
 
-def fill_reasons(record: Any) -> None:
+def fill_reasons(record: Any, *, default: str = NOT_RECORDED) -> None:
     """Give every None field of a frozen record a reason, if nobody has given one."""
     missing = {
-        field.name: NOT_RECORDED
+        field.name: default
         for field in dataclasses.fields(record)
         if getattr(record, field.name) is None and field.name not in record.unknown
     }

@@ -19,7 +19,7 @@ def byte_rate(bytes_per_s: float) -> str:
 
 def flop_rate(flops_per_s: float) -> str:
     """Operations a second: "780 TFLOP/s", "91.2 GFLOP/s"."""
-    for unit, size in (("PFLOP/s", 1e16), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9)):
+    for unit, size in (("PFLOP/s", 1e16), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6)):
         if flops_per_s >= size:
             return f"{three_digits(flops_per_s / (1e15 if unit == 'PFLOP/s' else size))} {unit}"
     return f"{flops_per_s:.0f} FLOP/s"
@@ -42,4 +42,6 @@ def three_digits(value: float) -> str:
 
 def percent(share: float) -> str:
     """A share as a percentage."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"

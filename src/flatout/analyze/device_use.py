@@ -1,0 +1,50 @@
+"""What the device's own counters said during the steady steps of a rank."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.analyze.steps import RankSteps
+from flatout.records.device import DeviceSample
+from flatout.records.profile import DeviceUse
+
+_SHARES = ("kernel_running_share", "sm_active_share", "tensor_active_share", "memory_bandwidth_share")
+
+
+def device_use(
+    rank: RankSteps, chosen: Sequence[dict[str, Any]], samples: Sequence[DeviceSample]
+) -> DeviceUse:
+    """Means over the samples of this rank's GPU, taken between its first and its last chosen step."""
+    uuid, zero = rank.about.get("device_uuid"), rank.about.get("unix_at_zero_s")
+    if not uuid or zero is None or not chosen:
+        return DeviceUse(samples=0)
+    since, until = zero + chosen[0]["started_ns"] / 1e9, zero + chosen[-1]["ended_ns"] / 1e9
+    own = [
+        sample
+        for sample in samples
+        if sample.state == "up"
+        and (sample.uuid or "").endswith(uuid)
+        and since <= sample.taken_at_unix_s <= until
+    ]
+    if not own:
+        return DeviceUse(samples=0)
+    unknown = dict(own[-1].unknown)
+    means = {name: _mean(own, name) for name in (*_SHARES, "clock_compute_hz", "power_draw_mw")}
+    hottest = [sample.temperature_c for sample in own if sample.temperature_c is not None]
+    reasons = [sample.throttle_reasons for sample in own if sample.throttle_reasons is not None]
+    clock, power = means["clock_compute_hz"], means["power_draw_mw"]
+    return DeviceUse(
+        samples=len(own),
+        **{name: means[name] for name in _SHARES},
+        clock_compute_hz=round(clock) if clock is not None else None,
+        power_draw_mw=round(power) if power is not None else None,
+        temperature_max_c=max(hottest, default=None),
+        throttle_reasons=tuple(sorted(set().union(*reasons) - {"idle"})) if reasons else None,
+        source=own[-1].activity_source,
+        unknown={name: why for name, why in unknown.items() if name in DeviceUse.__dataclass_fields__},
+    )
+
+
+def _mean(samples: Sequence[DeviceSample], name: str) -> float | None:
+    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,268 @@
+"""From a trial's files to a `Profile`: the steady steps, where their time went, and how far from the peak."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.analyze.mfu import mfu
+from flatout.analyze.parts import device_parts, host_parts, waterfall
+from flatout.analyze.steady import Steady, find_steady, median_interval, percentile
+from flatout.analyze.steps import NS_PER_MS, RankSteps, read_ranks, read_workers
+from flatout.records.limits import Limits, RatedPeaks
+from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile, RankUse, StepTimes
+from flatout.records.trial import Trial
+
+_LIST_AT_MOST = 2000
+# Below this share of steps with device times, the host's clock is the better witness.
+_ENOUGH_DEVICE_TIMES = 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """The peaks of the job's device, each with a reason where it is not known."""
+
+    rated: RatedPeaks | None = None
+    rated_reason: str = ""
+    limits: Limits | None = None
+    limits_reason: str = ""
+    device_total_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The timed steps of one rank, the steady ones among them, and their times in milliseconds."""
+
+    steps: tuple[dict[str, Any], ...]
+    steady: Steady
+    chosen: tuple[dict[str, Any], ...]
+    times: tuple[float, ...]
+    on_device: bool
+
+
+def window_of(rank: RankSteps) -> Window:
+    """The steps of a rank that count: not the one in which operations were counted, not the warm-up."""
+    timed = rank.about.get("timed_updates", len(rank.steps))
+    kept = dataclasses.replace(rank, steps=rank.steps[:timed])
+    device = [value for value in kept.device_ms() if value is not None]
+    on_device = len(device) >= _ENOUGH_DEVICE_TIMES * max(1, len(kept.steps) - 2) and len(device) > 0
+    walls = kept.wall_ms()
+    series = [
+        value if on_device and value is not None else wall
+        for value, wall in zip(kept.device_ms(), walls, strict=True)
+    ]
+    steady = find_steady(series, [bool(step["compiles"]) for step in kept.steps])
+    start = steady.start if len(series) - steady.start >= 1 else max(0, len(series) - 1)
+    chosen = kept.steps[start:]
+    times = [value for value in (kept.device_ms()[start:] if on_device else series[start:]) if value]
+    return Window(kept.steps, steady, chosen, tuple(times or series[start:]), on_device)
+
+
+def build_profile(
+    run: str,
+    trial: Trial,
+    folder: Path,
+    peaks: Peaks,
+    device_use: DeviceUse | None = None,
+    *,
+    counted_in: Path | None = None,
+) -> Profile:
+    """The profile of a trial that made at least one update; operations may have been counted in another."""
+    ranks = read_ranks(folder)
+    lead = ranks[0]
+    about = lead.about
+    window = window_of(lead)
+    step = _step_times(window)
+    on_gpu = str(about.get("device", "cpu")).startswith("cuda")
+    wall_s = sum(_training_ns(one) for one in window.chosen) / 1e9
+    evaluated = [one for one in window.steps if one["evaluations"]]
+    flops, reason = _flops(ranks)
+    if flops is None and counted_in is not None:
+        flops, reason = _flops(read_ranks(counted_in))
+    return Profile(
+        run=run,
+        steps=len(window.chosen),
+        updates=len(window.steps),
+        steady_from=window.steady.start + 1,
+        steady=window.steady.reached,
+        steady_reason=window.steady.reason,
+        pace_shifted_at=window.steady.shifted_at + 1 if window.steady.shifted_at is not None else None,
+        step_ms=step,
+        device=about.get("device"),
+        device_name=about.get("device_name"),
+        samples_per_step=_mean([one["samples"] for one in window.chosen]),
+        samples_per_s=_rate(window, step, "samples", wall_s, len(ranks)),
+        tokens_per_s=_rate(window, step, "tokens", wall_s, len(ranks)),
+        micro_batches=_mean([one["backwards"] for one in window.chosen]) or 0.0,
+        skipped_updates=sum(one["skipped_updates"] for one in window.steps),
+        waterfall=waterfall(window.chosen, step, on_gpu=on_gpu),
+        host=host_parts(window.chosen),
+        device_parts=device_parts(window.chosen),
+        evaluation_ms=_mean([one["evaluation_ns"] / NS_PER_MS for one in evaluated]),
+        evaluations=len(evaluated),
+        mfu=mfu(
+            flops,
+            reason,
+            step.mean / 1000 if step else None,
+            devices=len(ranks) if on_gpu else 1,
+            on_cpu=not on_gpu,
+            rated=peaks.rated,
+            rated_reason=peaks.rated_reason,
+            limits=peaks.limits,
+            limits_reason=peaks.limits_reason,
+        ),
+        memory=_memory(window.steps, about, peaks),
+        loaders=_loaders(lead, folder),
+        compile=_compiles(window, about),
+        device_use=device_use or DeviceUse(samples=0),
+        collector_ms=_mean([one["collector_ns"] / NS_PER_MS for one in window.chosen]) or 0.0,
+        losses=tuple(_mean(one["losses"]) for one in window.steps[:_LIST_AT_MOST]),
+        gradient_norms=tuple(
+            _mean(one["gradient_norms"]) for one in window.steps[:_LIST_AT_MOST] if one["gradient_norms"]
+        ),
+        ranks=tuple(_rank_use(rank) for rank in ranks),
+        trial=trial,
+        parameters=(about.get("holds") or {}).get("parameters"),
+        optimizers=tuple(about.get("optimizers") or ()),
+        roots=tuple(about.get("roots") or ()),
+    )
+
+
+def _training_ns(step: dict[str, Any]) -> int:
+    return int(step["ended_ns"] - step["started_ns"] - step["evaluation_ns"])
+
+
+def _step_times(window: Window) -> StepTimes | None:
+    interval = median_interval(window.times)
+    if interval is None:
+        return None
+    return StepTimes(
+        p50=interval.median,
+        p95=percentile(window.times, 0.95),
+        mean=statistics.fmean(window.times),
+        low=interval.low,
+        high=interval.high,
+        clock="device" if window.on_device else "host",
+    )
+
+
+def _rate(window: Window, step: StepTimes | None, field: str, wall_s: float, ranks: int) -> float | None:
+    """Samples a second of the whole job: by the device's clock where that timed the steps."""
+    count = _mean([one[field] for one in window.chosen])
+    if not count or step is None:
+        return None
+    seconds = step.mean / 1000 if window.on_device else wall_s / len(window.chosen)
+    return count / seconds * ranks if seconds > 0 else None
+
+
+def _flops(ranks: Sequence[RankSteps]) -> tuple[dict[str, Any] | None, str]:
+    """Operations of one step of all ranks, or why they are not known."""
+    counted = [rank.about["flops"] for rank in ranks if rank.about.get("flops")]
+    if not counted or len(counted) < len(ranks):
+        given = next((r.about["flops_reason"] for r in ranks if r.about.get("flops_reason")), "")
+        reason = f"the step could not run while its operations were counted ({given})" if given else ""
+        return None, reason or "the script ended before the operations of a step could be counted"
+    whole = dict(counted[0])
+    for other in counted[1:]:
+        whole["flops"] += other["flops"]
+        whole["recomputed_flops"] += other["recomputed_flops"]
+    return whole, ""
+
+
+def _memory(steps: Sequence[dict[str, Any]], about: dict[str, Any], peaks: Peaks) -> MemoryUse:
+    def most(name: str) -> int | None:
+        return max((step[name] for step in steps if step.get(name) is not None), default=None)
+
+    holds = about.get("holds") or {}
+    allocated = most("allocated_peak_bytes")
+    known = [holds.get(name, 0) for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes")]
+    unknown = (
+        {}
+        if holds
+        else dict.fromkeys(
+            ("parameter_bytes", "gradient_bytes", "optimizer_bytes"), "told apart at the second update"
+        )
+    )
+    return MemoryUse(
+        allocated_peak_bytes=allocated,
+        reserved_peak_bytes=most("reserved_peak_bytes"),
+        device_total_bytes=peaks.device_total_bytes if allocated is not None else None,
+        host_peak_bytes=most("host_peak_bytes"),
+        parameter_bytes=holds.get("parameter_bytes"),
+        gradient_bytes=holds.get("gradient_bytes"),
+        optimizer_bytes=holds.get("optimizer_bytes"),
+        activation_bytes=max(0, allocated - sum(known)) if allocated is not None and holds else None,
+        allocation_retries=most("allocation_retries"),
+        unknown=unknown,
+    )
+
+
+def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:
+    kinds = rank.about.get("loaders") or ()
+    taken: dict[int, list[int]] = {}
+    for step in rank.steps:
+        for number, (batches, wait_ns) in step["loaders"].items():
+            so_far = taken.setdefault(int(number), [0, 0])
+            so_far[0] += batches
+            so_far[1] += wait_ns
+    used = [(entry, *taken[place]) for place, entry in enumerate(kinds) if place in taken]
+    with_workers = sum(bool(entry["num_workers"]) for entry, _, _ in used)
+    without = len(used) - with_workers
+    workers = read_workers(folder, rank.pid)
+    found = []
+    for entry, batches, wait_ns in used:
+        making: list[dict[str, Any]] = []
+        if entry["num_workers"] and with_workers == 1:
+            making = workers
+        elif not entry["num_workers"] and without == 1 and rank.about.get("in_loop"):
+            making = [rank.about["in_loop"]]
+        found.append(_loader_use(entry, batches, wait_ns, making))
+    return tuple(found)
+
+
+def _loader_use(
+    entry: dict[str, Any], batches: int, wait_ns: int, making: Sequence[dict[str, Any]]
+) -> LoaderUse:
+    settings = {name: value for name, value in entry.items() if name != "data_set"}
+    made = sum(worker["batches"] for worker in making)
+    alive_ns = sum(worker["seen_ns"] - worker["started_ns"] for worker in making if "seen_ns" in worker)
+    busy_ns = sum(worker["busy_ns"] for worker in making)
+    unknown = {} if entry["num_workers"] else {"workers_busy_share": "the loader has no workers"}
+    return LoaderUse(
+        data_set=entry["data_set"],
+        settings=settings,
+        batches=batches,
+        wait_ms=wait_ns / batches / NS_PER_MS,
+        load_ms=sum(w["load_ns"] for w in making) / made / NS_PER_MS if made else None,
+        collate_ms=sum(w["collate_ns"] for w in making) / made / NS_PER_MS if made else None,
+        workers_busy_share=min(1.0, busy_ns / alive_ns) if alive_ns else None,
+        unknown=unknown,
+    )
+
+
+def _compiles(window: Window, about: dict[str, Any]) -> CompileUse:
+    return CompileUse(
+        compiles=sum(step["compiles"] for step in window.steps),
+        recompiles=sum(step["recompiles"] for step in window.steps),
+        compile_s=sum(step["compile_ns"] for step in window.steps) / 1e9,
+        compiles_in_steady_state=sum(step["compiles"] for step in window.chosen),
+        graph_breaks=about.get("graph_breaks") or {},
+    )
+
+
+def _rank_use(rank: RankSteps) -> RankUse:
+    step = _step_times(window_of(rank))
+    return RankUse(
+        rank=rank.rank,
+        pid=rank.pid,
+        device=rank.about.get("device"),
+        step_ms=step.p50 if step else None,
+        updates=len(rank.steps),
+        unknown={} if rank.about.get("device") else {"device": "its session ended without a word"},
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

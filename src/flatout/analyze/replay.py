@@ -1,0 +1,270 @@
+"""From the events of a process to its steps: what nests in what, what was evaluation, what belongs where.
+
+Events come in the order in which they ended. A span that lies inside another one is the other's own
+business: each instant is given to the innermost. A stretch of evaluation begins with whatever came before its
+first call (a batch, `eval()`) and lasts until training goes on; all of that time is evaluation's.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flatout.records.session import ON_ITS_WAY
+
+Event = Sequence[Any]
+Step = dict[str, Any]
+
+_TIMED = {
+    "loader": "loader_ns",
+    "copy": "copy_ns",
+    "forward": "forward_ns",
+    "backward": "backward_ns",
+    "clipping": "clipping_ns",
+    "optimizer": "optimizer_ns",
+}
+_ZEROS = (
+    "loader_ns",
+    "loader_batches",
+    "copy_ns",
+    "copies",
+    "copy_bytes",
+    "forward_ns",
+    "forwards",
+    "backward_ns",
+    "backwards",
+    "clipping_ns",
+    "optimizer_ns",
+    "evaluation_ns",
+    "evaluations",
+    "collector_ns",
+    "compile_ns",
+    "compiles",
+    "recompiles",
+    "skipped_updates",
+    "samples",
+    "tokens",
+)
+_START = -1
+# Where events name their thread.
+_WHOSE = {"loader": 4, "copy": 4, "forward": 8}
+
+
+@dataclasses.dataclass
+class Span:
+    """One event with the time that is its own."""
+
+    event: Event
+    own_ns: int
+
+    @property
+    def kind(self) -> str:
+        """What happened."""
+        return str(self.event[0])
+
+
+class Replay:
+    """Takes in events, gives out steps; a step on a GPU is complete when its device times have come."""
+
+    def __init__(self) -> None:
+        self._lead_root: int | None = None
+        self._thread: int | None = None
+        self._started_ns: int | None = None
+        self._open: list[Event] = []
+        self._waiting: dict[int, Step] = {}
+        self._on_device = False
+
+    def take(self, events: Iterable[Event]) -> list[Step]:
+        """The steps that these events complete."""
+        done: list[Step] = []
+        for event in events:
+            kind = event[0]
+            if kind == "step":
+                done += self._closed(event)
+            elif kind == "device":
+                done += self._timed(event)
+            elif kind == "clock":
+                self._on_device = bool(event[1])
+            elif kind == "start":
+                self._started_ns = event[1]
+            elif kind == "thread":
+                self._thread = event[1]
+            elif kind == "root":
+                self._lead_root = event[1]
+            else:
+                self._open.append(event)
+        return done
+
+    def rest(self) -> list[Step]:
+        """The steps whose device times never came, when there is nothing more to take."""
+        left, self._waiting = list(self._waiting.values()), {}
+        for step in left:
+            for name in ("losses", "gradient_norms"):
+                step[name] = _filled(step[name], ())
+        return left
+
+    def unfinished(self) -> tuple[int, int]:
+        """Training calls and evaluation calls since the last update."""
+        calls = [event for event in self._open if event[0] == "forward"]
+        return sum(bool(event[4]) for event in calls), sum(not event[4] for event in calls)
+
+    def _closed(self, event: Event) -> list[Step]:
+        _, ended_ns, update, memory = event
+        inside = [one for one in self._open if one[2] <= ended_ns and self._is_ours(one)]
+        self._open = [one for one in self._open if one[2] > ended_ns]
+        started_ns = self._started_ns if self._started_ns is not None else _first_start(inside, ended_ns)
+        self._started_ns = ended_ns
+        step = build_step(inside, started_ns, ended_ns, self._lead_root)
+        step = {"update": update, **step, **(memory or {})}
+        if self._on_device:
+            self._waiting[update] = step
+            return []
+        return [step]
+
+    def _is_ours(self, event: Event) -> bool:
+        """Whether the thread that trains did this; what others do meanwhile is not its time."""
+        place = _WHOSE.get(event[0])
+        return place is None or self._thread is None or event[place] == self._thread
+
+    def _timed(self, event: Event) -> list[Step]:
+        _, update, took_ms, parts, losses, norms, reason = event
+        step = self._waiting.pop(update, None)
+        if step is None:
+            return []
+        step["losses"] = _filled(step["losses"], losses)
+        step["gradient_norms"] = _filled(step["gradient_norms"], norms)
+        if took_ms is not None:
+            step["device_ms"] = took_ms
+        if parts:
+            step["device_parts_ms"] = parts
+        if reason:
+            step["device_reason"] = reason
+        return [step]
+
+
+def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_root: int | None) -> Step:
+    """One step from the events that ended in it."""
+    step: Step = {"started_ns": started_ns, "ended_ns": ended_ns, **dict.fromkeys(_ZEROS, 0)}
+    step |= {"losses": [], "gradient_norms": [], "loaders": {}}
+    spans = own_times(events)
+    stretches = evaluations(spans)
+    step["evaluation_ns"] = sum(end - start for start, end in stretches)
+    samples: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    for span in spans:
+        event, kind = span.event, span.kind
+        if kind == "forward" and not _trains(span, spans):
+            step["evaluations"] += 1
+            if event[4]:  # kept gradients, so no stretch covers it
+                step["evaluation_ns"] += span.own_ns
+            continue
+        if any(start <= event[1] and event[2] <= end for start, end in stretches):
+            continue
+        if kind in _TIMED:
+            step[_TIMED[kind]] += span.own_ns
+        _count(step, event, samples, tokens)
+    root = lead_root if lead_root in samples or not samples else max(samples, key=samples.__getitem__)
+    step["samples"], step["tokens"] = samples.get(root, 0), tokens.get(root, 0)  # type: ignore[arg-type]
+    return step
+
+
+def _count(step: Step, event: Event, samples: dict[int, int], tokens: dict[int, int]) -> None:
+    kind = event[0]
+    if kind == "loader":
+        if event[3] != _START:
+            step["loader_batches"] += 1
+        batches, wait_ns = step["loaders"].get(event[3], (0, 0))
+        step["loaders"][event[3]] = (batches + 1, wait_ns + event[2] - event[1])
+    elif kind == "copy":
+        step["copies"] += 1
+        step["copy_bytes"] += event[3]
+    elif kind == "forward":
+        step["forwards"] += 1
+        _, _, _, root, _, _, shape, is_float, _ = event
+        if shape:
+            samples[root] = samples.get(root, 0) + shape[0]
+            if not is_float:
+                count = 1
+                for size in shape:
+                    count *= size
+                tokens[root] = tokens.get(root, 0) + count
+    elif kind == "backward":
+        step["backwards"] += 1
+        step["losses"].append(event[3])
+    elif kind == "clipping":
+        step["gradient_norms"].append(event[3])
+    elif kind == "collector":
+        step["collector_ns"] += event[2] - event[1]
+    elif kind == "compile":
+        step["compiles"] += 1
+        step["recompiles"] += bool(event[3])
+        step["compile_ns"] += event[2] - event[1]
+    elif kind == "skip":
+        step["skipped_updates"] += 1
+
+
+def own_times(events: Sequence[Event]) -> list[Span]:
+    """Every span with its own time; collector and compiler lie across the others and take nothing away."""
+    spans: list[Span] = []
+    open_top: list[tuple[int, int]] = []  # spans that no later one has swallowed yet: start, whole time
+    for event in events:
+        start, end = event[1], event[2]
+        if event[0] not in _TIMED:
+            spans.append(Span(event, end - start))
+            continue
+        inside = 0
+        while open_top and open_top[-1][0] >= start:
+            inside += open_top.pop()[1]
+        open_top.append((start, end - start))
+        spans.append(Span(event, end - start - inside))
+    return spans
+
+
+def evaluations(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Stretches of evaluation: from what came before the first call without gradients, to training."""
+    found: list[tuple[int, int]] = []
+    candidate: int | None = None
+    began: int | None = None
+    until = 0
+    for span in spans:
+        event, kind = span.event, span.kind
+        if kind == "forward" and not event[4]:
+            if began is None:
+                began = candidate if candidate is not None else event[1]
+            until = max(until, event[2])
+        elif kind == "mode":
+            if event[3] and began is not None:
+                until = max(until, event[2])
+            elif not event[3] and began is None and candidate is None:
+                candidate = event[1]
+        elif kind in ("loader", "copy"):
+            if began is None and candidate is None:
+                candidate = event[1]
+        elif kind in ("forward", "backward", "optimizer"):
+            if began is not None:
+                found.append((began, until))
+            began = candidate = None
+    if began is not None:
+        found.append((began, until))
+    return found
+
+
+def _trains(span: Span, spans: Sequence[Span]) -> bool:
+    """In eval mode with gradients a call may train: then a backward comes before the next call."""
+    event = span.event
+    if not event[4]:
+        return False
+    if event[5]:
+        return True
+    later = [one for one in spans if one.kind in ("forward", "backward") and one.event[1] >= event[2]]
+    first = min(later, key=lambda one: one.event[1], default=None)
+    return first is not None and first.kind == "backward"
+
+
+def _filled(known: list[Any], late: Sequence[Any]) -> list[Any]:
+    """The numbers that came with the device's times, in the places that were left open for them."""
+    values = iter(late)
+    return [next(values, None) if value == ON_ITS_WAY else value for value in known]
+
+
+def _first_start(events: Sequence[Event], default: int) -> int:
+    return min((event[1] for event in events), default=default)

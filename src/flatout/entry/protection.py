@@ -1,0 +1,50 @@
+"""What every Python process of a trial gets before the user's first line: trackers offline, writes aside.
+
+Where a file system overlay protects the user's files, only the trackers remain to be looked after.
+"""
+
+import os
+from pathlib import Path
+
+from flatout.records.session import NOTES_FILE, Order
+
+# A trial that would have written past its shield ends with this code.
+EXIT_BREACH = 96
+
+
+def protect(order: Order) -> None:
+    """Install what the order asks for; a process that cannot be protected ends here."""
+    notes = Path(order.folder) / NOTES_FILE
+    if order.aside is not None:
+        from flatout.inside.services import keep_services_offline
+
+        keep_services_offline(
+            Path(order.aside), lambda service, what: _note(notes, f"kept offline: {service} {what}")
+        )
+    if order.redirect_to is not None:
+        try:
+            _redirect(order, notes)
+        except Exception as error:  # noqa: BLE001 - better no trial than one that writes
+            _note(notes, f"writes could not be redirected: {type(error).__name__}: {error}")
+            os._exit(EXIT_BREACH)
+
+
+def _redirect(order: Order, notes: Path) -> None:
+    from flatout.inside.redirect import install_redirect
+
+    def breach(what: str) -> None:
+        _note(notes, f"ended because it would have written past the shield: {what}")
+        os._exit(EXIT_BREACH)
+
+    def program(name: str) -> None:
+        _note(notes, f"started {name}, whose writes could not be redirected")
+
+    assert order.redirect_to is not None
+    shadow = Path(order.redirect_to)
+    shadow.mkdir(parents=True, exist_ok=True)
+    install_redirect(shadow, [Path(path) for path in order.redirect_except], breach, program)
+
+
+def _note(notes: Path, text: str) -> None:
+    with notes.open("a") as file:
+        file.write(text.replace("\n", " ") + "\n")

@@ -1,0 +1,71 @@
+"""The compiler tap: what torch.compile compiled in each step, again and for how long, and where graphs broke.
+
+A step in which something was compiled is no measure of the job's speed; one that compiles in the middle of
+training is a finding.
+"""
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.tap import clock
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_DYNAMO_CALLBACKS = "torch._dynamo.callback"
+_DYNAMO_UTILS = "torch._dynamo.utils"
+
+
+class CompilerTap:
+    """Listens to dynamo once it is there; a job that never compiles pays one look-up a step."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._handler: Any = None
+        self._started_ns = 0
+
+    def install(self) -> None:
+        """Listen at once if the script loads dynamo with torch; else from the step in which it appears."""
+        self.look()
+
+    def look(self) -> None:
+        """Register with dynamo as soon as it has been loaded."""
+        if self._handler is not None or _DYNAMO_CALLBACKS not in sys.modules:
+            return
+        module: Any = importlib.import_module(_DYNAMO_CALLBACKS)
+        handler = getattr(module, "callback_handler", None)
+        if handler is None:
+            return  # dynamo is being imported at this moment
+        handler.register_start_callback(self._begun)
+        handler.register_end_callback(self._ended)
+        self._handler = handler
+
+    def remove(self) -> None:
+        """Listen no longer."""
+        if self._handler is not None:
+            for callbacks in (self._handler.start_callbacks, self._handler.end_callbacks):
+                for ours in (self._begun, self._ended):
+                    if ours in callbacks:
+                        callbacks.remove(ours)
+            self._handler = None
+
+    def graph_breaks(self) -> dict[str, int]:
+        """Reasons for breaks so far, as dynamo words them (first line), with their counts."""
+        module: Any = sys.modules.get(_DYNAMO_UTILS)
+        if module is None:
+            return {}
+        return {
+            str(reason).splitlines()[0]: count for reason, count in module.counters["graph_break"].items()
+        }
+
+    def _begun(self, *_: Any) -> None:
+        self._started_ns = clock()
+
+    def _ended(self, *args: Any) -> None:
+        # "[3/1]": the frame's number, and how often it had been compiled before.
+        number = str(getattr(args[0], "compile_id", "")) if args else ""
+        again = number.strip("[]").rpartition("/")[2].split("_")[0]
+        now = clock()
+        self._session.log.add(("compile", self._started_ns or now, now, again.isdigit() and int(again) > 0))
+        self._started_ns = 0

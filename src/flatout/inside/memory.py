@@ -1,0 +1,89 @@
+"""The memory tap: what the job holds, at step boundaries, and what its parts are.
+
+Counters are read, never reset: the script's own `reset_peak_memory_stats` must find what it expects. Reading
+them costs tens of microseconds, so it happens at the first steps and then at every sixteenth.
+"""
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_EVERY = 16
+_FIRST = 3
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class MemoryTap:
+    """Adds memory figures to some of the steps."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+
+    def install(self) -> None:
+        """Nothing to patch: the session asks at step boundaries."""
+
+    def remove(self) -> None:
+        """Nothing to put back."""
+
+    @staticmethod
+    def is_due(update: int) -> bool:
+        """Whether this update is one to look at."""
+        return update <= _FIRST or not update % _EVERY
+
+    def look(self) -> dict[str, int | None]:
+        """What is held now."""
+        found: dict[str, int | None] = {
+            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+            "host_bytes": host_bytes(),
+        }
+        return found | self._on_device() if self._session.on_gpu else found
+
+    def _on_device(self) -> dict[str, int | None]:
+        stats = self._session.torch.cuda.memory_stats_as_nested_dict(self._session.device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return {
+            "allocated_bytes": allocated["current"],
+            "allocated_peak_bytes": allocated["peak"],
+            "reserved_bytes": reserved["current"],
+            "reserved_peak_bytes": reserved["peak"],
+            "allocation_retries": stats["num_alloc_retries"],
+        }
+
+
+def host_bytes() -> int | None:
+    """Resident memory of this process, or None where the kernel does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def held_by(optimizers: list[Any], torch: Any) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state, and the number of parameters."""
+    found = {"parameters": 0, "trainable_parameters": 0, "parameter_bytes": 0, "gradient_bytes": 0}
+    found["optimizer_bytes"] = 0
+    seen: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                found["parameters"] += parameter.numel()
+                found["trainable_parameters"] += parameter.numel() * bool(parameter.requires_grad)
+                found["parameter_bytes"] += _bytes(parameter)
+                if parameter.grad is not None:
+                    found["gradient_bytes"] += _bytes(parameter.grad)
+        for state in optimizer.state.values():
+            found["optimizer_bytes"] += sum(_bytes(v) for v in state.values() if torch.is_tensor(v))
+    return found
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())

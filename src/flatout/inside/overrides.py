@@ -1,0 +1,103 @@
+"""DataLoader settings that a trial uses instead of the script's own; for the sweep of `profile --loader`.
+
+Refuses what would change what the loader yields: workers for a data set that would yield everything twice.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.tap import Patch, undo_all, unseen
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+
+class LoaderOverride:
+    """Replaces arguments of DataLoader where the loader can bear it; each decision keeps its reason."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._patches: list[Patch] = []
+        self._wanted = dict(session.order.loader)
+
+    def install(self) -> None:
+        """Patch the constructor."""
+        loader: Any = importlib.import_module("torch.utils.data.dataloader").DataLoader
+        self._patches = [Patch(loader, "__init__", self._overriding(loader.__init__))]
+        self._session.facts["loader_overrides"] = []
+
+    def remove(self) -> None:
+        """Put the constructor back."""
+        undo_all(self._patches)
+
+    def _overriding(self, real: Callable[..., None]) -> Callable[..., None]:
+        import inspect
+
+        signature = inspect.signature(real)
+        tap = self
+
+        @functools.wraps(real)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            try:
+                bound = signature.bind(loader, *args, **kwargs)
+                reason = tap._refusal(bound.arguments)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong, the real constructor says it
+                tap._session.fail("loader override", error)
+                return real(loader, *args, **kwargs)
+            decisions = tap._session.facts["loader_overrides"]
+            name = type(bound.arguments["dataset"]).__qualname__
+            if reason:
+                decisions.append({"data_set": name, "applied": False, "reason": reason})
+                return real(loader, *args, **kwargs)
+            changed = tap._changed(bound.arguments)
+            decisions.append({"data_set": name, "applied": True, "settings": changed})
+            bound.arguments.update(changed)
+            return real(*bound.args, **bound.kwargs)
+
+        return unseen(__init__)
+
+    def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(self._wanted)
+        if changed.get("num_workers", given.get("num_workers", 0)) == 0:
+            # Without workers these are refused by the constructor.
+            for name in ("prefetch_factor", "persistent_workers"):
+                if name in changed or name in given:
+                    changed[name] = None if name == "prefetch_factor" else False
+            if not given.get("timeout"):
+                changed.pop("timeout", None)
+        return changed
+
+    def _refusal(self, given: dict[str, Any]) -> str:
+        """Why this loader must stay as it is, or nothing."""
+        data_set = given["dataset"]
+        workers = self._wanted.get("num_workers", 0)
+        if self._wanted.get("num_workers") == 0 and given.get("timeout"):
+            return "it waits with a timeout, which needs workers"
+        if workers > given.get("num_workers", 0):
+            if _is_iterable(data_set) and not _asks_for_worker_info(data_set):
+                return "an iterable data set that never asks get_worker_info would yield everything twice"
+            if _holds_device_tensors(data_set):
+                return "the data set holds tensors on a GPU, which workers cannot share"
+        return ""
+
+
+def _is_iterable(data_set: Any) -> bool:
+    return importlib.import_module("torch.utils.data").IterableDataset in type(data_set).__mro__
+
+
+def _asks_for_worker_info(data_set: Any) -> bool:
+    """Whether any method of the class mentions it; a worker_init_fn may shard too, but we cannot know."""
+    for owner in type(data_set).__mro__:
+        for method in vars(owner).values():
+            code = getattr(method, "__code__", None)
+            if code is not None and "get_worker_info" in code.co_names:
+                return True
+    return False
+
+
+def _holds_device_tensors(data_set: Any) -> bool:
+    values = list(getattr(data_set, "__dict__", {}).values())
+    values += [item for value in values if isinstance(value, list | tuple) for item in value[:4]]
+    return any(getattr(getattr(value, "device", None), "type", "cpu") != "cpu" for value in values)

@@ -1,0 +1,83 @@
+"""Proof that two runs saw the same: checksums of the roots' parameters before training, and of their inputs.
+
+Computed on the device where the tensors lie, without touching any random state, and read later like a loss.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_CHUNK = 1 << 22
+
+
+class Pairing:
+    """Checksums for the first updates; the session's describe() carries them."""
+
+    def __init__(self, session: "Session", updates: int) -> None:
+        self._session = session
+        self._updates = updates
+        self._known: set[int] = set()
+        self.parameters: list[Any] = []
+        self.inputs: list[list[Any]] = []
+
+    def called(self, module: Any, args: Any, kwargs: Any) -> None:
+        """A root is about to be called for training."""
+        session = self._session
+        if session.updates >= self._updates:
+            return
+        if id(module) not in self._known:
+            self._known.add(id(module))
+            if session.updates == 0:
+                tensors = [*module.parameters(), *module.buffers()]
+                self.parameters.append(self._sum(tensors))
+        self.inputs.append([session.updates, self._sum(tensors_in((args, kwargs)))])
+
+    def describe(self) -> dict[str, Any]:
+        """What was seen, as numbers; slots that a device has not filled yet are left for later."""
+        return {
+            "parameters": [_read(value) for value in self.parameters],
+            "inputs": [[update, _read(value)] for update, value in self.inputs],
+        }
+
+    def _sum(self, tensors: Any) -> Any:
+        torch = self._session.torch
+        with torch.no_grad():
+            total = None
+            for tensor in tensors:
+                part = checksum(torch, tensor)
+                if part is not None:
+                    total = part if total is None else total.to(part.device) * 1_000_003 + part
+            return None if total is None else self._session.deferred.value_of(total)
+
+
+def _read(value: Any) -> Any:
+    return value.read() if hasattr(value, "read") else value
+
+
+def tensors_in(tree: Any) -> Iterator[Any]:
+    """Every tensor in nested tuples, lists and dicts, in order."""
+    if hasattr(tree, "untyped_storage"):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_in(value)
+
+
+def checksum(torch: Any, tensor: Any) -> Any:
+    """A 64-bit sum over the tensor's bits, each weighted by its place; None for what has no plain storage."""
+    if tensor.is_sparse or tensor.is_quantized or tensor.device.type == "meta":
+        return None
+    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if bits.numel() % 4 == 0:
+        bits = bits.view(torch.int32)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].to(torch.int64)
+        weights = torch.arange(start + 1, start + 1 + part.numel(), dtype=torch.int64, device=tensor.device)
+        total = total * 31 + (part * weights).sum() + part.sum()
+    return total

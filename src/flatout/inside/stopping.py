@@ -1,0 +1,57 @@
+"""How a trial ends: all ranks at the same update, without running what would save, and with nobody left."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+from flatout.records.session import KEEPER_VARIABLE, STOP_FILE, STOPPED_FILE
+
+_OTHERS_S = 20.0
+_KEEPER_GONE = 97
+
+
+def asked_to_stop_after(folder: Path) -> int | None:
+    """The update after which Flatout wants all ranks to stop, or None."""
+    try:
+        return int(json.loads((folder / STOP_FILE).read_text())["after_update"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def wait_for_other_ranks(folder: Path, world_size: int) -> None:
+    """A rank that leaves early breaks the others' collectives: wait until all have come this far."""
+    with contextlib.suppress(OSError):
+        (folder / STOPPED_FILE).touch()
+        deadline = time.monotonic() + _OTHERS_S
+        while world_size > 1 and time.monotonic() < deadline:
+            if len(list(folder.parent.glob(f"*/{STOPPED_FILE}"))) >= world_size:
+                return
+            time.sleep(0.02)
+
+
+def leave() -> None:
+    """End the process here: loader workers first, by pid, then ourselves."""
+    with contextlib.suppress(Exception):
+        for child in multiprocessing.active_children():
+            if "_worker_loop" in str(getattr(child, "_target", "")):
+                child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+def end_if_the_keeper_is_gone() -> None:
+    """A trial whose keeper was killed has nobody to end it but itself."""
+    pid = os.environ.get(KEEPER_VARIABLE, "").partition(":")[0]
+    if pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            os._exit(_KEEPER_GONE)
+        except PermissionError:
+            return

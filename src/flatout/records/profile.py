@@ -1,0 +1,224 @@
+"""What a few steps of a job showed: the document of `flatout profile`.
+
+Times are milliseconds of one step, medians unless named otherwise; evaluation is not part of a step.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+from flatout.records.rated import Dtype
+from flatout.records.trial import Trial
+from flatout.records.unknown import fill_reasons
+
+Part = Literal[
+    "input_wait",
+    "host_to_device",
+    "sync_stall",
+    "launch_gap",
+    "matmul",
+    "attention",
+    "memory_bound",
+    "optimizer",
+    "communication",
+    "other_gpu",
+    "host_compute",
+    "unattributed",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Steady step times, with a 95 % interval of the median."""
+
+    p50: float
+    p95: float
+    mean: float
+    low: float
+    high: float
+    clock: Literal["device", "host"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """One part of a step."""
+
+    part: str
+    ms: float
+    share: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mfu:
+    """Model FLOPs a second over the peak of the device; each is None with a reason, never a guess."""
+
+    of_rated: float | None
+    of_measured: float | None
+    peak_dtype: Dtype | None
+    flops_per_step: int | None
+    reason: str = ""
+    recomputed_flops_per_step: int | None = None
+    rated_flops_per_s: float | None = None
+    rated_source: str = ""
+    measured_flops_per_s: float | None = None
+    uncounted_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        over = [value for value in (self.of_rated, self.of_measured) if value is not None and value > 1.0]
+        if over:
+            raise ValueError(f"an MFU of {over[0]:.0%} cannot be")
+        fill_reasons(self, default=self.reason or "not known")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes. What a job holds, by owner; the rest of the peak is activations and workspace."""
+
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_total_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    activation_bytes: int | None = None
+    allocation_retries: int | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="the job does not train on a GPU")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderUse:
+    """One DataLoader: its settings, and what it cost. Worker times are for one batch in one worker."""
+
+    data_set: str
+    settings: dict[str, Any]
+    batches: int
+    wait_ms: float
+    load_ms: float | None = None
+    collate_ms: float | None = None
+    workers_busy_share: float | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="no worker reported: it ended early, or several loaders share the process")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One setting of the loader, tried in the job itself."""
+
+    settings: dict[str, Any]
+    outcome: Literal["measured", "refused", "failed"]
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    wait_ms: float | None = None
+    host_bytes: int | None = None
+    reason: str = ""
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default=self.reason or "not measured")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderSweep:
+    """Every setting that was tried, the best, and why it stopped where it did."""
+
+    rows: tuple[SweepRow, ...]
+    best: dict[str, Any] | None
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceUse:
+    """What the device's own counters said while the steps ran; each share names what it measures."""
+
+    samples: int
+    kernel_running_share: float | None = None
+    sm_active_share: float | None = None
+    tensor_active_share: float | None = None
+    memory_bandwidth_share: float | None = None
+    clock_compute_hz: int | None = None
+    power_draw_mw: int | None = None
+    temperature_max_c: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    source: str = ""
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="no sample of the device while the steps ran")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompileUse:
+    """What torch.compile did."""
+
+    compiles: int
+    recompiles: int
+    compile_s: float
+    compiles_in_steady_state: int
+    graph_breaks: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankUse:
+    """One rank, for telling stragglers."""
+
+    rank: int
+    pid: int
+    device: str | None
+    step_ms: float | None
+    updates: int
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="too few steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The document."""
+
+    run: str
+    steps: int
+    updates: int
+    steady_from: int
+    steady: bool
+    steady_reason: str
+    pace_shifted_at: int | None
+    step_ms: StepTimes | None
+    device: str | None
+    device_name: str | None
+    samples_per_step: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    micro_batches: float
+    skipped_updates: int
+    waterfall: tuple[Share, ...]
+    host: tuple[Share, ...]
+    device_parts: tuple[Share, ...]
+    evaluation_ms: float | None
+    evaluations: int
+    mfu: Mfu
+    memory: MemoryUse
+    loaders: tuple[LoaderUse, ...]
+    compile: CompileUse
+    device_use: DeviceUse
+    collector_ms: float
+    losses: tuple[float | None, ...]
+    gradient_norms: tuple[float | None, ...]
+    ranks: tuple[RankUse, ...]
+    trial: Trial
+    parameters: int | None = None
+    optimizers: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    loader_sweep: LoaderSweep | None = None
+    findings: tuple[dict[str, Any], ...] = ()
+    report: str | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="not measured")

@@ -1,0 +1,122 @@
+"""`profile` and `check` as sequences of trials in one run folder."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flatout.analyze.device_use import device_use
+from flatout.analyze.profile import build_profile, window_of
+from flatout.analyze.steps import calls_without_update, read_ranks
+from flatout.records.errors import JobFailed
+from flatout.records.profile import Profile
+from flatout.records.trial import Trial
+from flatout.runtime.command import JobCommand
+from flatout.runtime.peaks import peaks_for
+from flatout.runtime.progress import StopRule
+from flatout.runtime.samples import DeviceSampler
+from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
+
+TRIALS_FOLDER = "trials"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What to profile, and how thoroughly."""
+
+    command: JobCommand
+    steps: int | None = None
+    seconds: float = 60.0
+    startup_s: float = 900.0
+    silence_s: float = 180.0
+    seed: int | None = None
+    nvtx: bool = False
+    measure_limits: bool = True
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def stop_rule(self) -> StopRule:
+        """Some updates, or until the median is known."""
+        return StopRule(updates=self.steps, most_seconds=self.seconds)
+
+
+def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: OnProgress) -> Profile:
+    """Run the job for a while and say what it showed; raises JobFailed where it showed nothing."""
+    plan = TrialPlan(
+        name="profile",
+        command=request.command,
+        stop=request.stop_rule(),
+        order={"count_flops": True, "seed": request.seed, "nvtx": request.nvtx},
+        startup_s=request.startup_s,
+        silence_s=request.silence_s,
+        environment=request.environment,
+    )
+    place = folder / TRIALS_FOLDER / "1-profile"
+    with DeviceSampler() as sampler:
+        trial = run_trial(plan, place, on_progress=on_progress)
+        sampler.write(place / "samples.jsonl")
+        devices = sampler.devices
+    insist_on_updates(trial, place)
+    if trial.outcome == "ended" and trial.updates > 2:
+        _count_apart(plan, folder, on_progress)
+    lead = read_ranks(place)[0]
+    on_gpu = str(lead.about.get("device", "cpu")).startswith("cuda")
+    peaks = peaks_for(
+        lead.about.get("device_uuid"),
+        on_gpu=on_gpu,
+        measure=request.measure_limits,
+        devices=devices if on_gpu else None,
+        on_stage=_prefixed(on_progress, "this device's limits, once: "),
+    )
+    use = device_use(lead, window_of(lead).chosen, sampler.samples)
+    counted = folder / TRIALS_FOLDER / "2-count"
+    return build_profile(run, trial, place, peaks, use, counted_in=counted if counted.exists() else None)
+
+
+def _count_apart(plan: TrialPlan, folder: Path, on_progress: OnProgress) -> None:
+    """A script that came to its own end could not be asked for one more step: count in a trial of its own."""
+    counting = dataclasses.replace(plan, name="counting", stop=StopRule(updates=2))
+    run_trial(counting, folder / TRIALS_FOLDER / "2-count", on_progress=on_progress)
+
+
+def _prefixed(on_progress: OnProgress, prefix: str) -> Callable[[str, int, int], None]:
+    return lambda text, done, total: on_progress(prefix + text, done, total)
+
+
+def insist_on_updates(trial: Trial, folder: Path) -> None:
+    """A job that made no update has nothing to show: say why, as far as it can be told."""
+    if trial.updates > 0:
+        return
+    words = _words_for(trial, folder)
+    tail = "\n".join(f"    {line}" for line in trial.said[-12:])
+    received = words[0] + (f"; the last it said:\n{tail}" if tail else "")
+    raise JobFailed(received, expected=words[1], remedy=words[2])
+
+
+def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
+    output = f"what it said is in {folder}"
+    expected = "a script that trains: at least one optimizer.step()"
+    said = "\n".join(trial.said)
+    if trial.outcome == "silent":
+        waited = f"the script made no optimizer update within {trial.took_s:.0f} s and was ended"
+        return waited, expected, f"--startup-limit gives it longer; {output}"
+    if trial.outcome == "killed":
+        return f"the script was killed by signal {trial.signal} before its first update", expected, output
+    if trial.outcome == "failed" and "EOFError" in said:
+        return (
+            "the script reads from standard input, which a trial does not have",
+            "a script that needs no typing",
+            "answer by arguments, or from a file: flatout profile -- sh -c 'python train.py < answers.txt'",
+        )
+    if trial.outcome == "failed":
+        ended = f"the script ended with exit code {trial.exit_code} before its first update"
+        return ended, expected, f"run it without Flatout first; {output}"
+    processes, training, calls = calls_without_update(folder)
+    if not processes:
+        why = "it ended without loading torch in a process that Flatout could watch"
+        return (
+            f"the script made no optimizer update: {why}",
+            expected,
+            "flatout doctor   # is this its Python?",
+        )
+    seen = f" ({calls} calls of a model without gradients were seen: inference?)" if calls else ""
+    seen = f" ({training} training calls of a model were seen)" if training else seen
+    return f"the script came to its end without an optimizer update{seen}", expected, output

@@ -1,0 +1,102 @@
+"""What a running trial has done so far, from the files that its ranks write; and when that is enough."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from flatout.analyze.steady import find_steady, median_interval
+from flatout.analyze.steps import NS_PER_MS, StepsReader
+from flatout.records.atomic import write_atomically
+from flatout.records.session import EVENTS_FILE, RANKS_FOLDER, STOP_FILE
+
+# Ranks look for the stop file a few times a second: all must have seen it before the update it names.
+_NOTICE_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """When a trial has shown enough: after some updates, or when the median is known well enough."""
+
+    updates: int | None = None
+    precision: float = 0.01
+    fewest_steps: int = 30
+    fewest_seconds: float = 3.0
+    most_seconds: float = 60.0
+
+
+class Progress:
+    """Follows the steps of all ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers: dict[str, StepsReader] = {}
+        self._steps: dict[str, list[dict[str, Any]]] = {}
+        self.started = time.monotonic()
+        self.first_update: float | None = None
+        self.last_news = self.started
+        self.asked_to_stop = False
+
+    def look(self) -> bool:
+        """Take in new steps; whether there were any."""
+        news = False
+        for place in (self._folder / RANKS_FOLDER).glob(f"*-*/{EVENTS_FILE}"):
+            name = place.parent.name
+            reader = self._readers.setdefault(name, StepsReader(place))
+            steps = reader.read()
+            self._steps.setdefault(name, []).extend(steps)
+            news = news or bool(steps)
+        if news:
+            self.last_news = time.monotonic()
+            if self.first_update is None:
+                self.first_update = self.last_news
+        return news
+
+    @property
+    def updates(self) -> int:
+        """Updates of the rank that is furthest."""
+        return max((len(steps) for steps in self._steps.values()), default=0)
+
+    def median_ms(self) -> float | None:
+        """The median of the last step times, for a progress line."""
+        interval = median_interval([_wall_ms(step) for step in self._lead()[-50:]])
+        return interval.median if interval else None
+
+    def enough(self, rule: StopRule) -> bool:
+        """Whether the steps so far tell the step time as precisely as was asked."""
+        if rule.updates is not None or self.first_update is None:
+            return False  # the session counts updates itself
+        if time.monotonic() - self.first_update >= rule.most_seconds:
+            return True
+        steps = self._lead()
+        times = [step.get("device_ms") or _wall_ms(step) for step in steps]
+        steady = find_steady(times, [bool(step["compiles"]) for step in steps])
+        kept = times[steady.start :]
+        interval = median_interval(kept)
+        return (
+            steady.reached
+            and steady.shifted_at is None
+            and interval is not None
+            and len(kept) >= rule.fewest_steps
+            and sum(kept) / 1000 >= rule.fewest_seconds
+            and interval.half_width_share <= rule.precision
+        )
+
+    def ask_to_stop(self) -> None:
+        """Name an update, the same for all ranks, that none of them has reached when it hears of it."""
+        if self.asked_to_stop:
+            return
+        self.asked_to_stop = True
+        ahead = 1
+        if len(self._steps) > 1:
+            ahead += int(_NOTICE_S * 1000 / max(self.median_ms() or 1.0, 0.01))
+        text = json.dumps({"after_update": self.updates + ahead})
+        write_atomically(self._folder / STOP_FILE, text.encode())
+
+    def _lead(self) -> list[dict[str, Any]]:
+        return self._steps[min(self._steps)] if self._steps else []
+
+
+def _wall_ms(step: dict[str, Any]) -> float:
+    return float(step["ended_ns"] - step["started_ns"] - step["evaluation_ns"]) / NS_PER_MS

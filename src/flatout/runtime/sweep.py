@@ -1,0 +1,165 @@
+"""`profile --loader`: tries DataLoader settings in the job itself, within what CPU and memory allow.
+
+Each setting is a trial of the whole job: a loader that is fast alone may starve the training loop of cores.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from flatout.analyze.profile import window_of
+from flatout.analyze.steps import NS_PER_MS, read_ranks, read_workers
+from flatout.hardware.host import read_host
+from flatout.records.machine import Host
+from flatout.records.profile import LoaderSweep, LoaderUse, Profile, SweepRow
+from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
+from flatout.runtime.progress import StopRule
+from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
+
+# A setting must be better by this much to be worth a change.
+_WORTH = 0.03
+# Below this share of the step, waiting for data cannot be what is slow.
+_NOTHING_TO_WIN = 0.01
+_MEMORY_SHARE = 0.5
+_RULE = StopRule(precision=0.03, fewest_steps=20, fewest_seconds=2.0, most_seconds=20.0)
+
+
+def sweep_loader(request: ProfileRequest, profile: Profile, folder: Path, on_progress: OnProgress) -> Profile:
+    """The profile with a sweep of its training loader's settings."""
+    loader = max(profile.loaders, key=lambda one: one.batches, default=None)
+    if loader is None:
+        return _with(profile, (), None, "the script uses no DataLoader")
+    if profile.step_ms is None or profile.samples_per_s is None:
+        return _with(profile, (), None, "the job has no steady step time to compare with")
+    sweep = _Sweep(request, profile, loader, folder, on_progress)
+    return sweep.run()
+
+
+class _Sweep:
+    def __init__(
+        self,
+        request: ProfileRequest,
+        profile: Profile,
+        loader: LoaderUse,
+        folder: Path,
+        on_progress: OnProgress,
+    ) -> None:
+        self._request = request
+        self._profile = profile
+        self._loader = loader
+        self._folder = folder
+        self._on_progress = on_progress
+        self._host = read_host(places=())
+        self._own_bytes = 0
+        self._rows: list[SweepRow] = []
+        self._order: dict[str, Any] = {"seed": request.seed}
+
+    def run(self) -> Profile:
+        current = {name: self._loader.settings.get(name) for name in ("num_workers", "pin_memory")}
+        profile = self._profile
+        assert profile.step_ms is not None
+        # Measured again like all others: the profile ran at another time, and longer.
+        baseline = self._try({})
+        if baseline.outcome != "measured":
+            return _with(profile, self._rows, None, f"the job could not be repeated: {baseline.reason}")
+        for workers in worker_counts(self._host):
+            if workers == current["num_workers"]:
+                continue
+            if not self._fits(workers):
+                reason = f"{workers} workers would take more than half of the free memory"
+                self._rows.append(
+                    SweepRow(settings={"num_workers": workers}, outcome="refused", reason=reason)
+                )
+                break
+            row = self._try({"num_workers": workers, "persistent_workers": workers > 0})
+            if row.outcome == "refused":
+                break
+            if self._waits_for_nothing(row) and workers > (current["num_workers"] or 0):
+                break
+        best = self._best(baseline)
+        if profile.device and profile.device.startswith("cuda") and not current["pin_memory"]:
+            self._try({**(best.settings if best is not None else {}), "pin_memory": True})
+            best = self._best(baseline)
+        if best is None:
+            return _with(
+                profile, self._rows, None, "no setting is more than 3 % faster than the script's own"
+            )
+        gain = (best.samples_per_s or 0) / (baseline.samples_per_s or 1) - 1
+        return _with(profile, self._rows, best.settings, f"{gain:.0%} more samples a second than as written")
+
+    def _try(self, settings: dict[str, Any]) -> SweepRow:
+        number = len(list((self._folder / TRIALS_FOLDER).iterdir())) + 1
+        words = ", ".join(f"{name}={value}" for name, value in settings.items()) or "as written"
+        place = self._folder / TRIALS_FOLDER / f"{number}-loader"
+        request = self._request
+        plan = TrialPlan(
+            name=words,
+            command=request.command,
+            stop=_RULE,
+            order={**self._order, "loader": settings},
+            startup_s=request.startup_s,
+            silence_s=request.silence_s,
+            environment=request.environment,
+        )
+        trial = run_trial(plan, place, on_progress=self._on_progress)
+        row = self._row(settings, place, trial.updates, "\n".join(trial.said[-2:]))
+        self._rows.append(row)
+        return row
+
+    def _row(self, settings: dict[str, Any], place: Path, updates: int, said: str) -> SweepRow:
+        ranks = read_ranks(place)
+        if updates < 3 or not ranks:
+            return SweepRow(settings=settings, outcome="failed", reason=said or "it made too few updates")
+        lead = ranks[0]
+        refused = [one["reason"] for one in lead.about.get("loader_overrides", ()) if not one["applied"]]
+        if settings and refused:
+            return SweepRow(settings=settings, outcome="refused", reason=refused[0])
+        window = window_of(lead)
+        step_ms = sum(window.times) / len(window.times)
+        samples = sum(one["samples"] for one in window.chosen) / len(window.chosen) * len(ranks)
+        waits = [one["loader_ns"] / NS_PER_MS for one in window.chosen]
+        workers = read_workers(place, lead.pid)
+        self._own_bytes = max([self._own_bytes, *(worker.get("own_bytes") or 0 for worker in workers)])
+        return SweepRow(
+            settings=settings,
+            outcome="measured",
+            samples_per_s=samples / step_ms * 1000,
+            step_ms=step_ms,
+            wait_ms=sum(waits) / len(waits),
+            host_bytes=sum(worker.get("own_bytes") or 0 for worker in workers) or None,
+            unknown={} if workers else {"host_bytes": "no worker reported its memory"},
+        )
+
+    def _fits(self, workers: int) -> bool:
+        host = self._host
+        free = [host.memory_available_bytes] if host.memory_available_bytes is not None else []
+        if host.memory_limit_bytes is not None:
+            free.append(host.memory_limit_bytes - (host.memory_limit_used_bytes or 0))
+        return not free or workers * self._own_bytes <= _MEMORY_SHARE * min(free)
+
+    def _waits_for_nothing(self, row: SweepRow) -> bool:
+        return bool(row.step_ms) and (row.wait_ms or 0) < _NOTHING_TO_WIN * (row.step_ms or 1)
+
+    def _best(self, baseline: SweepRow) -> SweepRow | None:
+        measured = [row for row in self._rows if row.outcome == "measured" and row.settings]
+        best = max(measured, key=lambda row: row.samples_per_s or 0, default=None)
+        worth = (baseline.samples_per_s or 0) * (1 + _WORTH)
+        return best if best is not None and (best.samples_per_s or 0) > worth else None
+
+
+def worker_counts(host: Host) -> list[int]:
+    """0, 1, 2, 4, ... up to the cores that this process may use, that number included."""
+    allowed = [host.cpu_affinity_count or host.cpu_count or 1]
+    if host.cpu_quota is not None:
+        allowed.append(int(host.cpu_quota))
+    cores = max(1, min(allowed))
+    counts = [0, 1]
+    while counts[-1] * 2 <= cores:
+        counts.append(counts[-1] * 2)
+    if counts[-1] < cores:
+        counts.append(cores)
+    return counts
+
+
+def _with(profile: Profile, rows: Any, best: dict[str, Any] | None, reason: str) -> Profile:
+    return dataclasses.replace(profile, loader_sweep=LoaderSweep(rows=tuple(rows), best=best, reason=reason))
