@@ -2,7 +2,8 @@
 
 Host time is what a step of a tiny model, which is all host time, takes longer when it is watched: the work of
 our thread counts too. Watched and bare blocks alternate in one process, so that the machine's moods hit both
-alike. The first steps of a block, in which taps learn who trains, are left out.
+alike. The first steps of a block, in which taps learn who trains, are left out. "First": the parts of each
+step are looked at, as in the first 256 updates of a job; "later": as after them.
 
     python -m benchmarks.taps                # on a GPU: a tiny model for host time, GPT-2 124M for the step
 """
@@ -24,7 +25,9 @@ from benchmarks.machine import write
 from flatout.inside.session import Session
 from flatout.records.session import Order
 
-SKIP = 4
+SKIP = 6
+# From this update on, the parts of a step are looked at only now and then.
+LATER = 256
 
 
 def tiny(device: str) -> Callable[[], None]:
@@ -71,12 +74,15 @@ def gpt(device: str) -> Callable[[], None]:
     return step
 
 
-def block(step: Callable[[], None], steps: int, watched: bool, folder: str, device: str) -> list[float]:
-    """Seconds of each step of one block; with a synchronize at its ends only, so the mean is what counts."""
+def block(step: Callable[[], None], steps: int, watched: str, folder: str, device: str) -> float:
+    """Seconds of a step in one block: bare, watched as in its first updates, or as in later ones."""
     session = Session(torch, Order(folder=folder)) if watched else None
     if session is not None:
         session.arm()
     for _ in range(SKIP):
+        step()
+    if session is not None and watched == "later":
+        session.updates = LATER
         step()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -91,34 +97,36 @@ def block(step: Callable[[], None], steps: int, watched: bool, folder: str, devi
         session.disarm()
         if session.failed:
             raise SystemExit(f"taps failed: {session.failed}")
-    return [took]
+    return took
 
 
 def compare(
     make: Callable[[str], Callable[[], None]], device: str, blocks: int, steps: int
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
+    """Bare blocks against both kinds of watched ones."""
     step = make(device)
     for _ in range(20):
         step()
-    pairs = []
+    taken: dict[str, list[float]] = {"": [], "first": [], "later": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(blocks):
-            order = [False, True]
-            random.shuffle(order)
-            took = {
-                watched: statistics.fmean(block(step, steps, watched, folder, device)) for watched in order
-            }
-            pairs.append((took[False], took[True]))
-    differences = [watched - bare for bare, watched in pairs]
-    ratios = [watched / bare - 1 for bare, watched in pairs]
-    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+            for watched in random.sample(list(taken), len(taken)):
+                taken[watched].append(block(step, steps, watched, folder, device))
+    return {watched: _summary(taken[""], taken[watched], steps) for watched in ("first", "later")}
+
+
+def _summary(bare: list[float], watched: list[float], steps: int) -> dict[str, float]:
+    differences = [one - other for one, other in zip(watched, bare, strict=True)]
+    ratios = [one / other - 1 for one, other in zip(watched, bare, strict=True)]
+    # Interrupted blocks lie far out on both sides: a trimmed mean, and the spread of what is left.
+    kept = sorted(ratios)[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
+    error = statistics.stdev(kept) / math.sqrt(len(kept))
     return {
-        "bare_step_us": 1e6 * statistics.median(bare for bare, _ in pairs),
+        "bare_step_us": 1e6 * statistics.median(bare),
         "added_us": 1e6 * statistics.median(differences),
-        "added_mean_us": 1e6 * statistics.fmean(differences),
-        "added_share": statistics.fmean(ratios),
-        "added_share_upper_95": statistics.fmean(ratios) + 1.645 * error,
-        "blocks": blocks,
+        "added_share": statistics.fmean(kept),
+        "added_share_upper_95": statistics.fmean(kept) + 1.645 * error,
+        "blocks": len(bare),
         "steps_a_block": steps,
     }
 
@@ -131,7 +139,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     result = {
         "subject": "cost of watching",
-        "tiny": compare(tiny, device, 3 * chosen.blocks, 400),
+        "tiny": compare(tiny, device, 2 * chosen.blocks, 160),
         "gpt": compare(gpt, device, chosen.blocks, 20 if device == "cuda" else 10),
     }
     for name in ("tiny", "gpt"):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_public_surface_is_what_we_meant() -> None:
-    assert flatout.__all__ == ["__version__"]
+    assert flatout.__all__ == ["__version__", "observe"]
 
 
 def test_every_room_is_described_in_the_architecture() -> None:

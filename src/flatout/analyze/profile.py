@@ -40,6 +40,11 @@ class Window:
     times: tuple[float, ...]
     on_device: bool
 
+    @property
+    def watched(self) -> tuple[dict[str, Any], ...]:
+        """The steady steps whose parts were looked at: all of the first ones, some of the later ones."""
+        return tuple(step for step in self.chosen if step["watched"]) or self.chosen
+
 
 def window_of(rank: RankSteps) -> Window:
     """The steps of a rank that count: not the one in which operations were counted, not the warm-up."""
@@ -91,14 +96,14 @@ def build_profile(
         step_ms=step,
         device=about.get("device"),
         device_name=about.get("device_name"),
-        samples_per_step=_mean([one["samples"] for one in window.chosen]),
+        samples_per_step=_mean([one["samples"] for one in window.watched]),
         samples_per_s=_rate(window, step, "samples", wall_s, len(ranks)),
         tokens_per_s=_rate(window, step, "tokens", wall_s, len(ranks)),
-        micro_batches=_mean([one["backwards"] for one in window.chosen]) or 0.0,
+        micro_batches=_mean([one["backwards"] for one in window.watched]) or 0.0,
         skipped_updates=sum(one["skipped_updates"] for one in window.steps),
-        waterfall=waterfall(window.chosen, step, on_gpu=on_gpu),
-        host=host_parts(window.chosen),
-        device_parts=device_parts(window.chosen),
+        waterfall=waterfall(window.watched, step, on_gpu=on_gpu),
+        host=host_parts(window.watched),
+        device_parts=device_parts(window.watched),
         evaluation_ms=_mean([one["evaluation_ns"] / NS_PER_MS for one in evaluated]),
         evaluations=len(evaluated),
         mfu=mfu(
@@ -116,8 +121,8 @@ def build_profile(
         loaders=_loaders(lead, folder),
         compile=_compiles(window, about),
         device_use=device_use or DeviceUse(samples=0),
-        collector_ms=_mean([one["collector_ns"] / NS_PER_MS for one in window.chosen]) or 0.0,
-        losses=tuple(_mean(one["losses"]) for one in window.steps[:_LIST_AT_MOST]),
+        collector_ms=_mean([one["collector_ns"] / NS_PER_MS for one in window.watched]) or 0.0,
+        losses=tuple(_mean(one["losses"]) for one in window.steps[:_LIST_AT_MOST] if one["watched"]),
         gradient_norms=tuple(
             _mean(one["gradient_norms"]) for one in window.steps[:_LIST_AT_MOST] if one["gradient_norms"]
         ),
@@ -149,7 +154,7 @@ def _step_times(window: Window) -> StepTimes | None:
 
 def _rate(window: Window, step: StepTimes | None, field: str, wall_s: float, ranks: int) -> float | None:
     """Samples a second of the whole job: by the device's clock where that timed the steps."""
-    count = _mean([one[field] for one in window.chosen])
+    count = _mean([one[field] for one in window.watched])
     if not count or step is None:
         return None
     seconds = step.mean / 1000 if window.on_device else wall_s / len(window.chosen)

@@ -108,13 +108,14 @@ class Replay:
         return sum(bool(event[4]) for event in calls), sum(not event[4] for event in calls)
 
     def _closed(self, event: Event) -> list[Step]:
-        _, ended_ns, update, memory = event
+        _, ended_ns, update, seen = event
         inside = [one for one in self._open if one[2] <= ended_ns and self._is_ours(one)]
         self._open = [one for one in self._open if one[2] > ended_ns]
         started_ns = self._started_ns if self._started_ns is not None else _first_start(inside, ended_ns)
         self._started_ns = ended_ns
         step = build_step(inside, started_ns, ended_ns, self._lead_root)
-        step = {"update": update, **step, **(memory or {})}
+        # Of later steps only some are looked at; the others have their time and nothing else.
+        step = {"update": update, "watched": seen is not False, **step, **(seen or {})}
         if self._on_device:
             self._waiting[update] = step
             return []
@@ -222,30 +223,53 @@ def own_times(events: Sequence[Event]) -> list[Span]:
 def evaluations(spans: Sequence[Span]) -> list[tuple[int, int]]:
     """Stretches of evaluation: from what came before the first call without gradients, to training."""
     found: list[tuple[int, int]] = []
-    candidate: int | None = None
+    beginning = _Beginning()
     began: int | None = None
     until = 0
     for span in spans:
         event, kind = span.event, span.kind
         if kind == "forward" and not event[4]:
             if began is None:
-                began = candidate if candidate is not None else event[1]
+                began = beginning.at_ns if beginning.at_ns is not None else event[1]
             until = max(until, event[2])
-        elif kind == "mode":
-            if event[3] and began is not None:
-                until = max(until, event[2])
-            elif not event[3] and began is None and candidate is None:
-                candidate = event[1]
-        elif kind in ("loader", "copy"):
-            if began is None and candidate is None:
-                candidate = event[1]
         elif kind in ("forward", "backward", "optimizer"):
             if began is not None:
                 found.append((began, until))
-            began = candidate = None
+            began, beginning = None, _Beginning()
+        elif began is None:
+            beginning.consider(event)
+        elif kind == "mode" and event[3]:
+            until = max(until, event[2])
     if began is not None:
         found.append((began, until))
     return found
+
+
+class _Beginning:
+    """Where an evaluation would begin that is about to call the model.
+
+    With `eval()`, where that was said. Else with its batch, by the loader that came last: the batch of the
+    training loop may have been taken before.
+    """
+
+    def __init__(self) -> None:
+        self.at_ns: int | None = None
+        self._said = False
+        self._loader: int | None = None
+
+    def consider(self, event: Event) -> None:
+        """Something happened that is no call of the model."""
+        kind, start = event[0], event[1]
+        if kind == "mode" and not event[3]:
+            self.at_ns, self._said = start, True
+        elif kind == "loader" and not self._said:
+            starts = event[3] == _START
+            changes = self._loader is not None and self._loader != event[3]
+            if starts or changes or self.at_ns is None:
+                self.at_ns = start
+            self._loader = None if starts else event[3]
+        elif kind == "copy" and self.at_ns is None:
+            self.at_ns = start
 
 
 def _trains(span: Span, spans: Sequence[Span]) -> bool:

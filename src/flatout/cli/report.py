@@ -31,13 +31,17 @@ def command(output: Output, run: str | None, folder: Path) -> None:
       flatout report 20261115-031500-limits-4f2a9c
       flatout report ~/from-cluster/20261115-031500-limits-4f2a9c --json
     """
+    from flatout.records.check import CheckReport
     from flatout.records.errors import CallerMistake
     from flatout.records.index import RunIndex
     from flatout.records.limits import Limits
     from flatout.records.machine import DoctorReport
+    from flatout.records.profile import Profile
     from flatout.records.runs import find_run
+    from flatout.report.check import draw_check
     from flatout.report.doctor import draw_doctor
     from flatout.report.limits import draw_limits
+    from flatout.report.profile import draw_profile
     from flatout.report.runs import draw_run_header, draw_runs
 
     if folder != Path(".flatout") and not folder.is_dir():
@@ -62,3 +66,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
             draw_doctor(found.read("doctor", 1, DoctorReport), console, problems_only=False)
         elif name == "limits":
             draw_limits(found.read("limits", 1, Limits), console)
+        elif name == "profile":
+            draw_profile(found.read("profile", 1, Profile), console)
+        elif name == "check":
+            draw_check(found.read("check", 1, CheckReport), console)

@@ -37,6 +37,8 @@ class BackwardTap:
 
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if not session.watching:
+                return real(*args, **kwargs)
             if session.in_backward or not kwargs.get("accumulate_grad", False):
                 return real(*args, **kwargs)  # `autograd.grad`, or a pass within a pass
             if session.thread != thread():

@@ -43,7 +43,9 @@ class CopiesTap:
         @functools.wraps(real)
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             # The compiler folds the first test into a constant, and sees nothing else of us.
-            if is_compiling() or session.busy or (session.thread and session.thread != thread()):
+            if is_compiling() or not session.watching or session.busy:
+                return real(tensor, *args, **kwargs)
+            if session.thread and session.thread != thread():
                 return real(tensor, *args, **kwargs)
             if session.detailed:
                 session.mark("copy")

@@ -14,7 +14,7 @@ from flatout.inside.deferred import Slot
 
 _DETAIL_EVERY = 4
 _DETAIL_LATER = 16
-_LATER = 64
+_EARLY = 64
 _MARKS_AT_MOST = 48
 # Looking costs a query and a few readings: several steps at a time.
 _LOOK_EVERY = 8
@@ -44,7 +44,9 @@ class DeviceClock:
     @staticmethod
     def wants_detail(update: int) -> bool:
         """Whether the step after `update` gets events at the borders of its parts."""
-        return update % (_DETAIL_EVERY if update < _LATER else _DETAIL_LATER) == 1
+        return (
+            update < _EARLY and update % _DETAIL_EVERY == 1
+        ) or update % _DETAIL_LATER == _DETAIL_LATER - 1
 
     def event(self) -> Any:
         """An event at this point of the current stream, or None while a graph is being captured."""
@@ -58,6 +60,14 @@ class DeviceClock:
         event.record(stream)
         return event
 
+    def tick(self, update: int) -> None:
+        """A step that nobody looked at ends here: its time alone."""
+        ended = self.event()
+        started, self._boundary = self._boundary, ended
+        self._pending.append((update, started, ended, [], [], []))
+        if len(self._pending) > _PENDING_AT_MOST:
+            self._look()
+
     def close(
         self, update: int, marks: list[Mark], losses: list[Any], norms: list[Any], *, late: bool
     ) -> None:
@@ -68,7 +78,7 @@ class DeviceClock:
         ended = self.event()
         started, self._boundary = self._boundary, None if late else ended
         self._pending.append((update, started, ended, marks, losses, norms))
-        if not update % _LOOK_EVERY:
+        if len(self._pending) >= _LOOK_EVERY:
             self._look()
             while len(self._pending) > _PENDING_AT_MOST:
                 self._give_up("the device was too far behind")

@@ -104,22 +104,30 @@ class ForwardTap:
         return unseen(__call__)
 
     def _seat(self, root: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        tap, number = self, self._number(root)
+        tap, number, session = self, self._number(root), self._session
+        grad_enabled = session.torch.is_grad_enabled
         is_compiling = self._session.torch.compiler.is_compiling
 
         def seat(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or tap._depth or tap._is_another_thread():
+            if is_compiling() or tap._depth:
                 return call(*args, **kwargs)
+            if not session.watching and grad_enabled():
+                return call(*args, **kwargs)
+            if tap._is_another_thread():
+                return call(*args, **kwargs)
+            session.watching = True  # an evaluation is seen to its end, whenever it comes
             return tap._call(root, number, call, args, kwargs)
 
         return unseen(seat)
 
     def _watching_the_mode(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        trained, log = self._trained, self._session.log.add
+        session = self._session
+        trained, log = self._trained, session.log.add
 
         @functools.wraps(real)
         def train(module: Any, mode: bool = True) -> Any:
             if id(module) in trained and module.training != mode:
+                session.watching = True
                 now = clock()
                 log(("mode", now, now, bool(mode)))
             return real(module, mode)

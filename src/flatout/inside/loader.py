@@ -50,8 +50,9 @@ class LoaderTap:
 
         @functools.wraps(real)
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            if session.thread and session.thread != thread():
-                return real(iterator)  # a prefetching thread's time is not the loop's
+            # A prefetching thread's time is not the loop's.
+            if not session.watching or (session.thread and session.thread != thread()):
+                return real(iterator)
             if ranges is not None:
                 ranges.push("data")
             session.busy += 1

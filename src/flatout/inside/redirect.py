@@ -815,8 +815,6 @@ class _Calls:
     def _rename(self, source: Place, target: Place, src: object, dst: object) -> None:
         view = self._view
         where = target.path if target.layer is Layer.FREE else view.room_for(target.path, dst)
-        if target.path.startswith(f"{source.path}/"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), src, None, dst)
         origin = source.path
         if source.layer is not Layer.FREE:
             view.may_change(view.locate(source.path.rpartition("/")[0] or "/"), src)
@@ -829,8 +827,14 @@ class _Calls:
         view.changed()
 
     def _rename_error(self, source: Place, target: Place) -> int:
-        if source.found is None:
+        """What the kernel would object to, in its order."""
+        folder = self._view.locate(target.path.rpartition("/")[0] or "/")
+        if source.found is None or folder.found is None:
             return errno.ENOENT
+        if target.path.startswith(f"{source.path}/"):
+            return errno.EINVAL
+        if source.path.startswith(f"{target.path}/"):
+            return errno.ENOTEMPTY
         if target.found is None:
             return 0
         if _is_folder(source) != _is_folder(target):

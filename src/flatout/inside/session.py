@@ -47,9 +47,10 @@ _TAPS: dict[str, Callable[["Session"], Tap]] = {
 }
 # By now optimizers have their state and gradients exist: what the job holds can be told apart.
 _LEARN_AT = 2
-# Copying a loss from a GPU takes ten microseconds of the host: each one at first, then one in eight.
-_EVERY_LOSS = 256
-_LATER_LOSSES = 8
+# Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
+# one in so many. Updates and evaluations are always seen.
+_EVERY_STEP = 256
+_LATER = 16
 
 
 class Session:
@@ -66,6 +67,8 @@ class Session:
         self.thread = 0
         # Whether this step gets device events at the borders of its parts.
         self.detailed = False
+        # Whether the parts of this step are logged at all: every step at first, then one in sixteen.
+        self.watching = True
         self.ranges: Ranges | None = None
         self.failed: dict[str, str] = {}
         self.updates = 0
@@ -170,8 +173,6 @@ class Session:
 
     def number(self, tensor: Any, *, is_loss: bool = True) -> Any:
         """A loss or a norm: its value where it lies in host memory, else a slot that comes with the step."""
-        if self.on_gpu and self.updates >= _EVERY_LOSS and self.updates % _LATER_LOSSES:
-            return None
         value = self.deferred.value_of(tensor)
         if isinstance(value, Slot):
             (self._losses if is_loss else self._norms).append(value)
@@ -182,6 +183,17 @@ class Session:
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):
             self.guarded("steps", steps.backward_ended, ended_ns)
+
+    def close_unwatched(self, ended_ns: int) -> None:
+        """The quick end of a step that nobody looked at."""
+        self.updates = updates = self.updates + 1
+        self.log.add(("step", ended_ns, updates, False))
+        if self._clock is not None:
+            try:
+                self._clock.tick(updates)
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                self._lose_the_clock(error)
+        self.watching = not (updates + 1) % _LATER or self.stop_after is not None
 
     def close_step(self, ended_ns: int, *, late: bool = False) -> None:
         """An update of the leading optimizer ended; `late` where that is known only inside the next step."""
@@ -197,7 +209,8 @@ class Session:
         if updates <= _LEARN_AT or self._unsettled:
             self._unsettled = late
             self._settle_taps()
-        self.log.add(("step", ended_ns, updates, memory))
+        self.log.add(("step", ended_ns, updates, memory or {}))
+        self.watching = updates < _EVERY_STEP or not (updates + 1) % _LATER or self.stop_after is not None
         if self._clock is not None:
             self._close_on_device(late)
         if self._compiler is not None:
@@ -219,7 +232,7 @@ class Session:
             self._clock.close(self.updates, list(marks), list(losses), list(norms), late=late)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             self._lose_the_clock(error)
-        self.detailed = DeviceClock.wants_detail(self.updates)
+        self.detailed = self.watching and DeviceClock.wants_detail(self.updates)
 
     def _lose_the_clock(self, error: Exception) -> None:
         self._clock, self.detailed = None, False
@@ -246,6 +259,7 @@ class Session:
     def optimizer_made(self) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
         forward = self._taps.get("forward")
+        self.watching = True
         if self.updates and isinstance(forward, ForwardTap):
             self.guarded("forward", forward.watch_again)
             self._unsettled = True
@@ -380,6 +394,7 @@ class Session:
             asked = stopping.asked_to_stop_after(Path(self.order.folder))
             if asked is not None and self.counting is None and "timed_updates" not in self.facts:
                 self.stop_after = asked
+                self.watching = True  # the next update takes the way on which a trial can end
 
     def _seed(self, seed: int) -> None:
         import random
@@ -432,7 +447,7 @@ class Session:
         self.log.drain()
         self.log.add(("start", time.perf_counter_ns()))
         self.updates = self.busy = 0
-        self.in_backward, self.thread = False, 0
+        self.in_backward, self.thread, self.watching = False, 0, True
         self._place = (0, 1)
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):

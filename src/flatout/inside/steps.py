@@ -76,6 +76,8 @@ class StepsTap:
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         session = self._session
+        if not session.watching:
+            return
         try:
             if session.detailed:
                 session.mark("optimizer")
@@ -92,8 +94,17 @@ class StepsTap:
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         session = self._session
+        if not session.watching:
+            if id(optimizer) == self._lead:
+                self._updates[id(optimizer)] += 1
+                session.close_unwatched(clock())
+                return
+            session.watching = True
         try:
             now = clock()
+            if not self._started:  # the step began before anybody looked
+                self._updated(optimizer, now)
+                return
             session.busy -= 1
             session.log.add(("optimizer", self._started.pop(), now))
             if session.ranges is not None:

@@ -116,8 +116,8 @@ class _Sweep:
             return SweepRow(settings=settings, outcome="refused", reason=refused[0])
         window = window_of(lead)
         step_ms = sum(window.times) / len(window.times)
-        samples = sum(one["samples"] for one in window.chosen) / len(window.chosen) * len(ranks)
-        waits = [one["loader_ns"] / NS_PER_MS for one in window.chosen]
+        samples = sum(one["samples"] for one in window.watched) / len(window.watched) * len(ranks)
+        waits = [one["loader_ns"] / NS_PER_MS for one in window.watched]
         workers = read_workers(place, lead.pid)
         self._own_bytes = max([self._own_bytes, *(worker.get("own_bytes") or 0 for worker in workers)])
         return SweepRow(
