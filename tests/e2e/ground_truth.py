@@ -152,9 +152,12 @@ def main() -> None:
         while True:
             with truth.around("loader"):
                 iterator = iter(loader)
-            for _ in range(len(loader)):
+            batch = None
+            while True:
                 with truth.around("loader"):
-                    batch = next(iterator)
+                    batch = next(iterator, None)
+                if batch is None:
+                    break
                 yield batch
 
     def evaluate() -> None:

@@ -77,9 +77,15 @@ class Place:
     def flatout(
         self, *arguments: str, preexec: Callable[[], None] | None = None, **environment: str
     ) -> "subprocess.CompletedProcess[str]":
-        """Run the command in the work folder; no process of it may stay, and no temporary file."""
+        """Run a command of ours in the work folder."""
+        return self.run((sys.executable, "-m", "flatout", *arguments), preexec=preexec, **environment)
+
+    def run(
+        self, command: Sequence[str], *, preexec: Callable[[], None] | None = None, **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command in the work folder; no process of it may stay, and no temporary file."""
         done = subprocess.run(
-            [sys.executable, "-m", "flatout", *arguments],
+            command,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -93,14 +99,16 @@ class Place:
         return done
 
     def bare(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """Run Python in the work folder, without Flatout."""
+        """Run Python in the work folder, without Flatout, with temporary files of its own."""
+        own = self.work.parent / "bare"
+        own.mkdir(exist_ok=True)
         return subprocess.run(
             [sys.executable, *arguments],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             cwd=self.work,
-            env=self.environment(**environment),
+            env=self.environment(TMPDIR=str(own), **environment),
             timeout=110,
         )
 
@@ -176,14 +184,6 @@ def processes_with(token: str) -> dict[int, list[str]]:
                 words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                 found[int(entry.name)] = [os.fsdecode(word) for word in words]
     return found
-
-
-def wait_until_none_with(token: str, within_s: float) -> dict[int, list[str]]:
-    """Who is left when nobody should be, after waiting for it."""
-    deadline = time.monotonic() + within_s
-    while (left := processes_with(token)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 def end_processes_with(token: str) -> None:

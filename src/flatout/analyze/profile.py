@@ -212,8 +212,9 @@ def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:
             so_far[0] += batches
             so_far[1] += wait_ns
     used = [(entry, *taken[place]) for place, entry in enumerate(kinds) if place in taken]
-    with_workers = sum(bool(entry["num_workers"]) for entry, _, _ in used)
-    without = len(used) - with_workers
+    # Those that only evaluated count too: what it costs to make a batch is known for a whole process.
+    with_workers = sum(bool(entry["num_workers"]) for entry in kinds)
+    without = len(kinds) - with_workers
     workers = read_workers(folder, rank.pid)
     found = []
     for entry, batches, wait_ns in used:

@@ -44,7 +44,8 @@ _ZEROS = (
     "samples",
     "tokens",
 )
-_START = -1
+# Loader events that bring no batch: an iterator starts, or comes to its end.
+_START, _END = -1, -2
 # Where events name their thread.
 _WHOSE = {"loader": 4, "copy": 4, "forward": 8}
 
@@ -72,6 +73,8 @@ class Replay:
         self._open: list[Event] = []
         self._waiting: dict[int, Step] = {}
         self._on_device = False
+        # Numbers that came with a step in which they have no place; see `_fill`.
+        self._late: dict[str, list[Any]] = {"losses": [], "gradient_norms": []}
 
     def take(self, events: Iterable[Event]) -> list[Step]:
         """The steps that these events complete."""
@@ -84,6 +87,8 @@ class Replay:
                 done += self._timed(event)
             elif kind == "clock":
                 self._on_device = bool(event[1])
+                if not self._on_device:  # lost: what was waited for will never come
+                    done += self.rest()
             elif kind == "start":
                 self._started_ns = event[1]
             elif kind == "thread":
@@ -98,8 +103,7 @@ class Replay:
         """The steps whose device times never came, when there is nothing more to take."""
         left, self._waiting = list(self._waiting.values()), {}
         for step in left:
-            for name in ("losses", "gradient_norms"):
-                step[name] = _filled(step[name], ())
+            self._fill(step, (), ())
         return left
 
     def unfinished(self) -> tuple[int, int]:
@@ -119,6 +123,7 @@ class Replay:
         if self._on_device:
             self._waiting[update] = step
             return []
+        self._fill(step, (), ())
         return [step]
 
     def _is_ours(self, event: Event) -> bool:
@@ -131,8 +136,7 @@ class Replay:
         step = self._waiting.pop(update, None)
         if step is None:
             return []
-        step["losses"] = _filled(step["losses"], losses)
-        step["gradient_norms"] = _filled(step["gradient_norms"], norms)
+        self._fill(step, losses, norms)
         if took_ms is not None:
             step["device_ms"] = took_ms
         if parts:
@@ -140,6 +144,17 @@ class Replay:
         if reason:
             step["device_reason"] = reason
         return [step]
+
+    def _fill(self, step: Step, losses: Sequence[Any], norms: Sequence[Any]) -> None:
+        """Put numbers that a device delivered in the places that were left open for them, in order.
+
+        Where a boundary was known late, the numbers of the step after it have come along: they are kept.
+        """
+        for name, values in (("losses", losses), ("gradient_norms", norms)):
+            late = [*self._late[name], *values]
+            places = sum(value == ON_ITS_WAY for value in step[name])
+            due, self._late[name] = iter(late[:places]), late[places:]
+            step[name] = [next(due, None) if value == ON_ITS_WAY else value for value in step[name]]
 
 
 def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_root: int | None) -> Step:
@@ -171,7 +186,7 @@ def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_roo
 def _count(step: Step, event: Event, samples: dict[int, int], tokens: dict[int, int]) -> None:
     kind = event[0]
     if kind == "loader":
-        if event[3] != _START:
+        if event[3] not in (_START, _END):
             step["loader_batches"] += 1
         batches, wait_ns = step["loaders"].get(event[3], (0, 0))
         step["loaders"][event[3]] = (batches + 1, wait_ns + event[2] - event[1])
@@ -238,7 +253,7 @@ def evaluations(spans: Sequence[Span]) -> list[tuple[int, int]]:
             began, beginning = None, _Beginning()
         elif began is None:
             beginning.consider(event)
-        elif kind == "mode" and event[3]:
+        elif (kind == "mode" and event[3]) or (kind == "loader" and event[3] == _END):
             until = max(until, event[2])
     if began is not None:
         found.append((began, until))
@@ -262,6 +277,8 @@ class _Beginning:
         kind, start = event[0], event[1]
         if kind == "mode" and not event[3]:
             self.at_ns, self._said = start, True
+        elif kind == "loader" and event[3] == _END:
+            self.at_ns = self.at_ns if self._said else None
         elif kind == "loader" and not self._said:
             starts = event[3] == _START
             changes = self._loader is not None and self._loader != event[3]
@@ -282,12 +299,6 @@ def _trains(span: Span, spans: Sequence[Span]) -> bool:
     later = [one for one in spans if one.kind in ("forward", "backward") and one.event[1] >= event[2]]
     first = min(later, key=lambda one: one.event[1], default=None)
     return first is not None and first.kind == "backward"
-
-
-def _filled(known: list[Any], late: Sequence[Any]) -> list[Any]:
-    """The numbers that came with the device's times, in the places that were left open for them."""
-    values = iter(late)
-    return [next(values, None) if value == ON_ITS_WAY else value for value in known]
 
 
 def _first_start(events: Sequence[Event], default: int) -> int:

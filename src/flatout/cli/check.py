@@ -16,7 +16,7 @@ from flatout.cli.options import Output, common_options
 @job_options
 @common_options
 def command(output: Output, words: tuple[str, ...], steps: int, seed: int | None, **job: Any) -> int:
-    """A new script's first minute: does it learn, and is it ready for a real run?
+    """A new script's first minute: does it learn, and is it ready to run?
 
     Runs the script twice for a few updates, seeded alike, and looks at shapes, dtypes and devices, the loss,
     gradients that do or don't reach each parameter, the loader, determinism and memory. Nothing that it

@@ -81,19 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _make_output_safe()
-    code = _run(words or ["--help"])
+    # By the words at first: these must hold even when they cannot be parsed. A command that could be parsed
+    # knows better, for what follows a script's name is for the script.
+    asked = {flag: f"--{flag}" in words for flag in ("json", "debug")}
+    code = _run(words or ["--help"], asked)
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk shows only now; a reader that went away is no fault
-        code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), words)
+        code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), asked)
         _discard_output()
     sys.exit(code)
 
 
-def _run(words: list[str]) -> int:
-    debug = "--debug" in words
+def _run(words: list[str], asked: dict[str, bool]) -> int:
     try:
-        result = cli.main(words, prog_name="flatout", standalone_mode=False)
+        result = cli.main(words, prog_name="flatout", standalone_mode=False, obj=asked)
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except SystemExit:
@@ -101,18 +103,18 @@ def _run(words: list[str]) -> int:
         _discard_output()
         return 0
     except click.ClickException as mistake:
-        return _say_error(_usage_mistake(mistake), words)
+        return _say_error(_usage_mistake(mistake), asked)
     except (click.Abort, KeyboardInterrupt):
-        return _say_stopped(words)
+        return _say_stopped(asked)
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
-        if debug:
+        if asked["debug"]:
             import traceback
 
             traceback.print_exc()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
             _discard_output()
             error = _unprintable(error)
-        return _say_error(error, words)
+        return _say_error(error, asked)
     return result if isinstance(result, int) else 0
 
 
@@ -135,29 +137,29 @@ def _unprintable(error: OSError) -> Exception:
     )
 
 
-def _say_error(error: Exception, words: list[str]) -> int:
+def _say_error(error: Exception, asked: dict[str, bool]) -> int:
     from flatout.records.errors import FlatoutError
 
     if isinstance(error, FlatoutError):
         parts = (error.received, error.expected, error.remedy)
-        return _say(type(error).__name__, parts, error.exit_code, words)
+        return _say(type(error).__name__, parts, error.exit_code, asked)
     defect = f"a defect in Flatout itself: {type(error).__name__}: {error}"
     parts = (defect, "this never to happen", "the same with --debug, and report what it prints")
-    return _say("Defect", parts, EXIT_DEFECT, words)
+    return _say("Defect", parts, EXIT_DEFECT, asked)
 
 
-def _say_stopped(words: list[str]) -> int:
-    if "--json" in words:
+def _say_stopped(asked: dict[str, bool]) -> int:
+    if asked["json"]:
         parts = ("stopped by the user", "to be left alone", "start it again")
-        return _say("Stopped", parts, EXIT_INTERRUPTED, words)
+        return _say("Stopped", parts, EXIT_INTERRUPTED, asked)
     click.echo("stopped", err=True)
     return EXIT_INTERRUPTED
 
 
-def _say(kind: str, parts: tuple[str, str, str], exit_code: int, words: list[str]) -> int:
+def _say(kind: str, parts: tuple[str, str, str], exit_code: int, asked: dict[str, bool]) -> int:
     """The three parts for people, and as a document where one was asked for."""
     received, expected, remedy = parts
-    if "--json" in words:
+    if asked["json"]:
         from flatout.records.codec import encode
 
         error = {"kind": kind, "received": received, "expected": expected, "remedy": remedy}

@@ -71,7 +71,9 @@ def common_options(command: F) -> F:
     @click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
     @functools.wraps(command)
     def with_output(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> Any:
-        del debug  # main.py reads it: it must work even when the options cannot be parsed
+        asked = click.get_current_context().find_root().obj
+        if asked is not None:  # main.py's, which looks at it when something goes wrong
+            asked.update(json=as_json, debug=debug)
         return command(*args, output=Output(as_json=as_json, quiet=quiet), **kwargs)
 
     return with_output  # type: ignore[return-value]

@@ -35,11 +35,12 @@ def command(
     nvtx: bool,
     no_limits: bool,
     **job: Any,
-) -> None:
-    """Where the time of a training script goes, and how far it is from what the device can do.
+) -> int:
+    """Where a script's time goes, and how far it is from the device's limit.
 
     Runs the script, unchanged, for a few steps, and ends it at a step boundary. Nothing that it writes
-    reaches your files, and trackers stay offline. What was found is kept in .flatout/runs.
+    reaches your files, and trackers stay offline. What was found is kept in .flatout/runs. Exits with 4 when
+    the script crashed, hung or left with an exit code of its own, also where its first steps could be shown.
 
     \b
     Examples:
@@ -50,6 +51,7 @@ def command(
       flatout profile -- torchrun --nproc-per-node 2 train.py
       flatout profile --json train.py | jq .step_ms
     """
+    from flatout.records.errors import EXIT_DONE, EXIT_JOB
     from flatout.report.profile import draw_profile
     from flatout.runtime.profiling import profile_job
     from flatout.runtime.sweep import sweep_loader
@@ -68,3 +70,4 @@ def command(
     else:
         draw_profile(profile, output.console())
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
+    return EXIT_DONE if profile.trial.outcome in ("stopped", "ended") else EXIT_JOB

@@ -4,24 +4,45 @@ A slot is filled once the device has passed the event at the end of the step it 
 looks at it.
 """
 
+import ctypes
 from typing import Any
 
 _SLOTS = 2048
 
 
+def leave_to_the_parent(things: object) -> None:
+    """Never free these, in a forked child: events and pinned memory belong to the parent's CUDA context.
+
+    Freeing one there ends the child: "CUDA error: initialization error".
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(things))
+
+
 class Slot:
     """A place in pinned memory that will hold one number."""
 
-    __slots__ = ("_buffer", "_place")
+    __slots__ = ("_number", "_ring")
 
-    def __init__(self, buffer: Any, place: int) -> None:
-        self._buffer = buffer
-        self._place = place
+    def __init__(self, ring: "_Ring", number: int) -> None:
+        self._ring = ring
+        self._number = number
 
-    def read(self) -> float | int:
-        """The number; only after the event that follows its copy has passed."""
-        value: float | int = self._buffer[self._place].item()
+    def read(self) -> float | int | None:
+        """The number; only after the event that follows its copy has passed. None where it came too late."""
+        if self._ring.given - self._number > _SLOTS:
+            return None  # the ring has come around: another number lies there
+        value: float | int = self._ring.places[self._number % _SLOTS].item()
         return value
+
+
+class _Ring:
+    """Pinned memory for numbers of one dtype, and how many were given out of it so far."""
+
+    __slots__ = ("given", "places")
+
+    def __init__(self, buffer: Any) -> None:
+        self.places = buffer.unbind()
+        self.given = 0
 
 
 class Deferred:
@@ -30,7 +51,7 @@ class Deferred:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._copy = torch._C.TensorBase.copy_  # noqa: SLF001
-        self._rings: dict[Any, list[Any]] = {}
+        self._rings: dict[Any, _Ring] = {}
 
     def value_of(self, number: Any) -> Any:
         """The number itself where it lies in host memory, else a slot; None where it cannot be read."""
@@ -46,9 +67,10 @@ class Deferred:
         ring = self._rings.get(number.dtype)
         if ring is None:
             buffer = self._torch.empty(_SLOTS, dtype=number.dtype, pin_memory=True)
-            ring = self._rings[number.dtype] = [buffer, buffer.unbind(), 0]
-        buffer, places, following = ring
-        ring[2] = (following + 1) % _SLOTS
+            ring = self._rings[number.dtype] = _Ring(buffer)
+        slot = Slot(ring, ring.given)
+        place = ring.places[ring.given % _SLOTS]
+        ring.given += 1
         # Past our own tap on copies, which patches the subclass.
-        self._copy(places[following], number if number.dim() == 0 else number.reshape(()), non_blocking=True)
-        return Slot(buffer, following)
+        self._copy(place, number if number.dim() == 0 else number.reshape(()), non_blocking=True)
+        return slot

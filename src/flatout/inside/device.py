@@ -36,6 +36,8 @@ class DeviceClock:
         self._pool: list[Any] = []
         self._pending: collections.deque[Pending] = collections.deque()
         self._boundary: Any = None
+        # The streams, by number, of the last event and of the last boundary.
+        self._stream = self._boundary_stream = 0
         self._streams: dict[int, Any] = {}
         # Asking for the stream's number is cheap; making an object for it at every event is not.
         self._stream_number = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
@@ -52,7 +54,7 @@ class DeviceClock:
         """An event at this point of the current stream, or None while a graph is being captured."""
         if self._capturing():
             return None
-        number = self._stream_number(self._device.index)
+        self._stream = number = self._stream_number(self._device.index)
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = self._torch.cuda.current_stream(self._device)
@@ -60,12 +62,19 @@ class DeviceClock:
         event.record(stream)
         return event
 
+    def mark(self) -> Any:
+        """An event inside a step; None on another stream than the step's: what runs there runs beside it."""
+        if self._stream_number(self._device.index) != self._boundary_stream:
+            return None
+        return self.event()
+
     def tick(self, update: int) -> None:
         """A step that nobody looked at ends here: its time alone."""
         ended = self.event()
         started, self._boundary = self._boundary, ended
+        self._boundary_stream = self._stream
         self._pending.append((update, started, ended, [], [], []))
-        if len(self._pending) > _PENDING_AT_MOST:
+        if len(self._pending) > _PENDING_AT_MOST and ended is not None:
             self._look()
 
     def close(
@@ -77,8 +86,10 @@ class DeviceClock:
         """
         ended = self.event()
         started, self._boundary = self._boundary, None if late else ended
+        self._boundary_stream = self._stream
         self._pending.append((update, started, ended, marks, losses, norms))
-        if len(self._pending) >= _LOOK_EVERY:
+        # While a graph is being captured, the question alone would spoil it.
+        if len(self._pending) >= _LOOK_EVERY and ended is not None:
             self._look()
             while len(self._pending) > _PENDING_AT_MOST:
                 self._give_up("the device was too far behind")

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "drop_last")
 _STARTING = -1
+_ENDING = -2
 
 
 class LoaderTap:
-    """Logs the time in `next()`, and in starting an iterator."""
+    """Logs the time in `next()`, and in starting and ending an iterator."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
@@ -59,6 +60,10 @@ class LoaderTap:
             started = clock()
             try:
                 result = real(iterator)
+            except StopIteration:
+                # At the end of an epoch workers are sent home, which can take longer than a batch.
+                log(("loader", started, clock(), _ENDING, thread()))
+                raise
             finally:
                 session.busy -= 1
                 if ranges is not None:

@@ -597,8 +597,8 @@ _NOT_FOLLOWING = ("lstat", "readlink", "lchown", "lchmod", "lchflags")
 class _Calls:
     """The functions of `os`, on the view instead of the real files."""
 
-    def __init__(self, view: View) -> None:
-        self._view = view
+    def __init__(self, view: View, expected: threading.local) -> None:
+        self._view, self._expected = view, expected
         self.all: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in _ON_THEIR_OWN}
         for names, kind in ((_LOOKING, self._looking), (_TOUCHING, self._touching), (_MAKING, self._making)):
             self.all.update({name: kind(getattr(posix, name)) for name in names if hasattr(posix, name)})
@@ -620,16 +620,19 @@ class _Calls:
         follows = real.__name__ not in _NOT_FOLLOWING
 
         def touch(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            place = self._write(path, dir_fd, follows and kwargs.get("follow_symlinks", True))
-            if place is None or (place.layer is Layer.FREE and not place.detour):
-                if dir_fd is not None:
-                    kwargs["dir_fd"] = dir_fd
+            follow = follows and kwargs.get("follow_symlinks", True)
+            place = self._write(path, dir_fd, follow)
+            if place is None:
                 return _act(real, path, path, *args, **kwargs)
-            if place.layer is Layer.MISSING:
+            if place.found is None:
                 raise _error(errno.ENOENT, path)
-            if place.layer is Layer.FREE:
-                return _act(real, path, place.path, *args, **kwargs)
-            return _act(real, path, self._view.copy_up(place, path), *args, **kwargs)
+            there = place.path if place.layer is Layer.FREE else self._view.copy_up(place, path)
+            # The audit event does not say that a link itself is meant, not what it leads to.
+            self._expected.path = None if follow else there
+            try:
+                return _act(real, path, there, *args, **kwargs)
+            finally:
+                self._expected.path = None
 
         return touch
 
@@ -953,7 +956,7 @@ class Tripwire:
     def __init__(self, view: View, breach: Breach, on_program: Callable[[str], None]) -> None:
         self._view, self._breach, self._on_program = view, breach, on_program
         self._programs: set[str] = set()
-        # The path that the next "open" event may name: io.open raises it before it asks our opener.
+        # The path that the next event of this thread may name, though it looks like one of the user's.
         self.expected = threading.local()
         self._checks: dict[str, Callable[[tuple[Any, ...]], Iterator[tuple[Any, int, bool]]]] = {
             "os.remove": lambda args: iter([(args[0], args[1], False)]),
@@ -995,13 +998,13 @@ class Tripwire:
         path, _, flags = args
         if isinstance(path, int) or not isinstance(flags, int) or not flags & _WRITING:
             return
-        if getattr(self.expected, "path", None) == os.fspath(path):
-            self.expected.path = None
-            return
-        yield path, -1, True
+        yield os.fspath(path), -1, True
 
     def _is_outside(self, path: Any, dir_fd: int, follow: bool) -> bool:
         """Whether a change of this path would change a file of the user's."""
+        if getattr(self.expected, "path", None) == path:
+            self.expected.path = None
+            return False
         try:
             if isinstance(path, int):
                 text = _descriptor_path(path)
@@ -1159,6 +1162,7 @@ class _Files:
 
     @contextlib.contextmanager
     def _expecting(self, file: Any) -> Iterator[None]:
+        # io.open raises its event, with the name that was given, before it asks an opener.
         self._expected.path = os.fspath(file)
         try:
             yield
@@ -1403,8 +1407,8 @@ def install_redirect(
     """
     breach = Breach(on_breach)
     view = View(shadow, allowed)
-    calls = _Calls(view)
     tripwire = Tripwire(view, breach, on_program)
+    calls = _Calls(view, tripwire.expected)
     stand_ins = {
         name: _StandIn(getattr(posix, name), call, breach)
         for name, call in calls.all.items()

@@ -17,7 +17,7 @@ from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
 from flatout.inside.copies import CopiesTap
-from flatout.inside.deferred import Deferred, Slot
+from flatout.inside.deferred import Deferred, Slot, leave_to_the_parent
 from flatout.inside.device import DeviceClock, Mark, room_for_a_mark
 from flatout.inside.forward import ForwardTap
 from flatout.inside.inspection import Inspection
@@ -167,7 +167,7 @@ class Session:
         """An event at this point of the device's stream, in steps that are looked at in detail."""
         if self._clock is not None and room_for_a_mark(self._marks):
             try:
-                self._marks.append((kind, self._clock.event()))
+                self._marks.append((kind, self._clock.mark()))
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self._lose_the_clock(error)
 
@@ -442,8 +442,12 @@ class Session:
             return
         self._pid = os.getpid()
         self._writer = None
+        leave_to_the_parent(
+            (self._clock, self._marks, self._losses, self._norms, self.deferred, self.pairing)
+        )
         self._clock, self.detailed = None, False
         self._marks, self._losses, self._norms = [], [], []
+        self.deferred = Deferred(self.torch)
         self.log.drain()
         self.log.add(("start", time.perf_counter_ns()))
         self.updates = self.busy = 0

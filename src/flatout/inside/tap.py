@@ -81,6 +81,8 @@ def timed(
 
     @functools.wraps(real)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not session.watching:
+            return real(*args, **kwargs)
         if ranges is not None:
             ranges.push(kind)
         session.busy += 1

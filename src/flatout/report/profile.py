@@ -219,10 +219,13 @@ def _notes(profile: Profile) -> list[str]:
         worst = max(compiled.graph_breaks, key=compiled.graph_breaks.__getitem__)
         notes.append(f"{sum(compiled.graph_breaks.values())} graph breaks; most often: {worst}")
     notes += [f"{name} was not watched: {why}" for name, why in sorted(profile.trial.failed_taps.items())]
-    if profile.trial.outcome in ("failed", "killed", "silent"):
-        said = profile.trial.said[-1] if profile.trial.said else "it said nothing"
-        notes.append(f"THE SCRIPT DID NOT END WELL ({profile.trial.outcome}): {said}")
-    return notes + shield_notes(profile.trial)
+    trial = profile.trial
+    if trial.outcome in ("failed", "killed", "silent"):
+        left = f"exit code {trial.exit_code}" if trial.exit_code is not None else "it was cut short"
+        how = {"failed": left, "killed": f"signal {trial.signal}", "silent": "it hung, and was ended"}
+        said = trial.said[-1] if trial.said else "it said nothing"
+        notes.append(f"THE SCRIPT DID NOT END WELL ({how[trial.outcome]}): {said}")
+    return notes + shield_notes(trial)
 
 
 def _ms(value: float) -> str:

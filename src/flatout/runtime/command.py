@@ -37,12 +37,18 @@ def job_command(words: Sequence[str], *, python: str = sys.executable) -> JobCom
             remedy="flatout profile train.py --lr 3e-4   # or: flatout profile -- torchrun train.py",
         )
     first = words[0]
+    if shutil.which(python) is None:
+        raise CallerMistake(
+            f"no Python {python!r}",
+            expected="a Python interpreter that this user may start",
+            remedy="check the path, or leave --python away",
+        )
     if first == "-m":
-        return JobCommand((python, *words), own_python=True, given=tuple(words))
+        return JobCommand((python, *words), own_python=_is_ours(python), given=tuple(words))
     path = Path(first)
     if first.endswith((".py", ".pyz")) or (path.is_dir() and (path / "__main__.py").is_file()):
         _insist_on_a_script(path)
-        return JobCommand((python, *words), own_python=True, given=tuple(words))
+        return JobCommand((python, *words), own_python=_is_ours(python), given=tuple(words))
     if first.endswith(_SHELLS):
         _insist_on_a_script(path)
         return JobCommand((shutil.which("bash") or "sh", *words), own_python=False, given=tuple(words))
@@ -53,8 +59,11 @@ def job_command(words: Sequence[str], *, python: str = sys.executable) -> JobCom
             expected="a Python script (train.py), -m module, or a program on PATH (torchrun, accelerate)",
             remedy=_like(path) or "check the spelling and the folder",
         )
-    ours = Path(program).absolute().parent == Path(python).absolute().parent
-    return JobCommand((program, *words[1:]), own_python=ours, given=tuple(words))
+    return JobCommand((program, *words[1:]), own_python=_is_ours(program), given=tuple(words))
+
+
+def _is_ours(program: str) -> bool:
+    return Path(program).absolute().parent == Path(sys.executable).absolute().parent
 
 
 def _insist_on_a_script(path: Path) -> None:

@@ -95,7 +95,7 @@ class _Sweep:
         plan = TrialPlan(
             name=words,
             command=request.command,
-            stop=_RULE,
+            stop=dataclasses.replace(_RULE, most_seconds=min(_RULE.most_seconds, request.seconds)),
             order={**self._order, "loader": settings},
             startup_s=request.startup_s,
             silence_s=request.silence_s,

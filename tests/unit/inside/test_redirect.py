@@ -4,8 +4,8 @@ Everything runs in child processes: an audit hook cannot be taken off again. A c
 at its start, through a sitecustomize, as the hook does, so that its own children have it as well.
 """
 # Files are written in every way there is, as people write them.
-# ruff: noqa: BLE001, PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH107, PTH108, PTH109, PTH115, PTH116
-# ruff: noqa: PTH118, PTH119, PTH123, PTH207, PTH208, PTH211, SIM115, UP020
+# ruff: noqa: BLE001, PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH107, PTH108, PTH109, PTH112, PTH115, PTH116
+# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH207, PTH208, PTH211, SIM115, UP020
 
 import importlib.util
 import json
@@ -327,9 +327,14 @@ def way_shutil_rmtree(here: Path) -> tuple[Any, Any]:
 
 
 def way_links(here: Path) -> tuple[Any, Any]:
+    import shutil
+
     os.symlink("old.txt", here / "latest")
     os.symlink(here / "kept", here / "folder", target_is_directory=True)
     (here / "folder" / "deep.txt").write_text("new")
+    os.utime(here / "folder", (1, 1), follow_symlinks=False)
+    os.lchown(here / "folder", -1, -1)
+    shutil.copytree(here, here / "copy", symlinks=True)
     os.link(here / "old.txt", here / "hard")
     (here / "latest").write_text("through")
     with pytest.raises(FileExistsError):
@@ -1073,6 +1078,86 @@ def test_errors_and_names_speak_of_the_scripts_own_paths(trial: Trial) -> None:
     ]
     assert result[8:14] == ["TypeError", "ValueError", "TypeError", "TypeError", "ValueError", "TypeError"]
     assert result[14:] == ["new.txt", 1, "x", True, True, True, True]
+
+
+def same_on_both(seed: int, redirected: Path, real: Path) -> list[Any]:
+    """In the child: the same random operations on two equal folders, up to the first difference."""
+    import random
+    import shutil
+
+    def write(mode: str) -> Callable[[str], None]:
+        def call(path: str) -> None:
+            with open(path, mode) as file:
+                file.write("W")
+
+        return call
+
+    def kind(path: str) -> tuple[int, int]:
+        found = os.lstat(path)
+        return found.st_mode, 0 if os.path.isdir(path) else found.st_size
+
+    one: list[Callable[[str], Any]] = [
+        *(write(mode) for mode in ("w", "a", "x", "r+")),
+        *(os.mkdir, os.remove, os.rmdir, shutil.rmtree, os.readlink, os.path.exists, kind),
+        lambda path: sorted(os.listdir(path)),
+        lambda path: sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in os.scandir(path)),
+        lambda path: open(path).read(),
+        lambda path: os.truncate(path, 1),
+    ]
+    two: list[Callable[[str, str], Any]] = [
+        *(os.rename, os.replace, os.link, shutil.copy),
+        lambda old, new: os.symlink(os.path.relpath(old, os.path.dirname(new)), new),
+    ]
+    names = ["old.txt", "kept", "deep.txt", "link.txt", "new", "other", ".."]
+    draw = random.Random(seed)
+    done: list[Any] = []
+
+    def path() -> str:
+        there = [str(found.relative_to(real)) for found in sorted(real.rglob("*"))]
+        if there and draw.random() < 0.6:
+            return "/".join([draw.choice(there), *draw.sample(names, draw.choice([0, 0, 1]))])
+        return "/".join(draw.sample(names, draw.choice([1, 2, 3])))
+
+    for _ in range(60):
+        number = draw.choice([1, 1, 2])
+        which = draw.randrange(len(one if number == 1 else two))
+        paths = [path() for _ in range(number)]
+        if not all(os.path.realpath(real / name).startswith(f"{real}/") for name in paths):
+            continue
+        answers = []
+        for root in (redirected, real):
+            os.chdir(root)
+            operation: Callable[..., Any] = one[which] if number == 1 else two[which]
+            try:
+                answers.append(str(operation(*paths)))
+            except (OSError, ValueError, shutil.Error) as error:
+                answers.append(f"{type(error).__name__} {getattr(error, 'errno', '')}")
+        done.append([number, which, paths, answers])
+        trees = [
+            {key: (seen[0], seen[3]) for key, seen in snapshot(root).items()} for root in (redirected, real)
+        ]
+        if answers[0] != answers[1] or trees[0] != trees[1]:
+            return [seed, done[-5:], str(trees)]
+    return []
+
+
+def test_redirected_files_behave_as_real_ones_do(trial: Trial) -> None:
+    seeds = range(15)
+    for seed in seeds:
+        lay_out(trial.user / str(seed))
+        lay_out(trial.allowed / str(seed))
+    before = snapshot(trial.user)
+    result = trial.run(
+        "import importlib.util\n"
+        f"spec = importlib.util.spec_from_file_location('ways', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "user, allowed = Path.cwd(), Path(os.environ['ALLOWED'])\n"
+        "result = [module.same_on_both(seed, user / str(seed), allowed / str(seed))"
+        f" for seed in {list(seeds)}]\n"
+    )
+    assert result == [[]] * len(seeds)
+    assert snapshot(trial.user) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
