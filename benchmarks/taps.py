@@ -3,7 +3,7 @@
 Host time is what a step of a tiny model, which is all host time, takes longer when it is watched: the work of
 our thread counts too. Watched and bare blocks alternate in one process, so that the machine's moods hit both
 alike; the quick blocks of both are compared. The first steps of a block, in which taps learn who trains, are
-left out. "First": the parts of each step are looked at, as in the first 256 updates of a job; "later": as then.
+left out. "First": each step is looked at closely, as in the first 256 updates of a job; "later": as after.
 
     python -m benchmarks.taps                # on a GPU: a tiny model for host time, GPT-2 124M for the step
 """

@@ -134,16 +134,19 @@ class Place:
 def place_in(root: Path) -> Iterator[Place]:
     """Folders below `root`, and one in another part of the file system; processes are gone afterwards."""
     other = Path(tempfile.mkdtemp(prefix="flatout-test-", dir="/var/tmp"))
-    folders = {name: root / name for name in ("work", "home", "temporary", "cache")}
+    # With a short path: Python's workers put sockets there, whose names may have a hundred characters.
+    temporary = Path(tempfile.mkdtemp(prefix="flatout-test-", dir="/tmp"))
+    folders = {name: root / name for name in ("work", "home", "cache")}
     for folder in folders.values():
         folder.mkdir(parents=True)
     (folders["work"] / ".flatout").mkdir()  # here already, so that the folder's own times can be compared
-    place = Place(**folders, other=other, token=f"{os.getpid()}-{secrets.token_hex(8)}")
+    place = Place(**folders, other=other, temporary=temporary, token=f"{os.getpid()}-{secrets.token_hex(8)}")
     try:
         yield place
     finally:
         end_processes_with(place.token)
-        shutil.rmtree(other)
+        for folder in (other, temporary):
+            shutil.rmtree(folder)
 
 
 def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:

@@ -33,15 +33,16 @@ def mfu(
     if flops is None or not flops["flops"] or step_s is None:
         if flops is not None and not flops["flops"]:
             reason = "the step has no operation that counts as model work"
+        reason = reason or "no steady step time"
         return Mfu(
             of_rated=None,
             of_measured=None,
             peak_dtype=dtype,
             flops_per_step=flops["flops"] if flops is not None else None,
-            reason=reason or "no steady step time",
+            reason=reason,
             rated_flops_per_s=rated_peak,
             measured_flops_per_s=measured_peak,
-            unknown={"of_rated": reason, "of_measured": reason} if reason else {},
+            unknown={**unknown, "of_rated": reason, "of_measured": reason},
         )
     rate = flops["flops"] / step_s / devices
     of_rated = rate / rated_peak if rated_peak else None

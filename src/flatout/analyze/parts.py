@@ -54,6 +54,8 @@ def waterfall(steps: Sequence[Step], step: StepTimes | None, *, on_gpu: bool) ->
 
 def _on_cpu(steps: Sequence[Step]) -> tuple[Share, ...]:
     own = {share.part: share.ms for share in host_parts(steps)}
+    if not own:
+        return ()
     compute = own["copies"] + own["forward"] + own["backward"] + own["clipping"]
     return _shares(
         {

@@ -190,8 +190,10 @@ def _loader(seen: Inspected) -> CheckResult:
     if not loaders:
         return CheckResult(id="loader.health", status="ok", evidence="the script uses no DataLoader")
     loader = loaders[0]
-    step_ms = sum(s["ended_ns"] - s["started_ns"] for s in seen.rank.steps) / 1e6 / len(seen.rank.steps)
-    wait_ms = sum(s["loader_ns"] for s in seen.rank.steps) / 1e6 / len(seen.rank.steps)
+    # The first step holds everything since torch was loaded, and the start of the workers.
+    steps = seen.rank.steps[1:] or seen.rank.steps
+    step_ms = sum(s["ended_ns"] - s["started_ns"] - s["evaluation_ns"] for s in steps) / 1e6 / len(steps)
+    wait_ms = sum(s["loader_ns"] for s in steps) / 1e6 / len(steps)
     samples = f", {loader['samples']} samples" if loader["samples"] is not None else ""
     text = f"batches of {loader['batch_size']}{samples}, {loader['num_workers']} workers"
     text += f": {wait_ms:.1f} ms wait a step"
@@ -224,26 +226,36 @@ def _determinism(seen: Inspected, again: Inspected | None) -> CheckResult:
             evidence="two runs with the same seed start from different parameters",
             fix="something is seeded by time or by the system: random.SystemRandom, numpy.default_rng()",
         )
-    if first["inputs"] != second["inputs"]:
-        update = next(
-            (a[0] + 1 for a, b in zip(first["inputs"], second["inputs"], strict=False) if a != b), "?"
-        )
+    calls = zip(first["inputs"], second["inputs"], strict=False)
+    update = next((a[0] + 1 for a, b in calls if a != b), None)
+    if update is not None:
         return CheckResult(
             id="determinism",
             status="warn",
             evidence=f"two runs with the same seed see different batches, first in update {update}",
             fix="seed the sampler's generator and the workers (worker_init_fn)",
         )
-    pairs = list(zip(seen.losses, again.losses, strict=False))
-    differing = [place for place, (a, b) in enumerate(pairs) if a != b and not (_nan(a) and _nan(b))]
+    if len(first["inputs"]) != len(second["inputs"]):
+        made = f"the first run made {len(first['inputs'])} training calls, the second {len(second['inputs'])}"
+        return CheckResult(id="determinism", status="unknown", evidence=f"{made}: they cannot be compared")
+    pairs = [
+        (number, a, b)
+        for number, (a, b) in enumerate(zip(seen.losses, again.losses, strict=False), start=1)
+        if a is not None and b is not None
+    ]
+    differing = [
+        pair for pair in pairs if pair[1] != pair[2] and not (math.isnan(pair[1]) and math.isnan(pair[2]))
+    ]
     if differing:
-        a, b = pairs[differing[0]]
+        number, a, b = differing[0]
         return CheckResult(
             id="determinism",
             status="warn",
-            evidence=f"same parameters, same batches, losses {a!r} and {b!r} in backward {differing[0] + 1}",
+            evidence=f"same parameters, same batches, losses {a!r} and {b!r} in backward {number}",
             fix="torch.use_deterministic_algorithms(True) names the operation; usual and small on a GPU",
         )
+    if not pairs:
+        return CheckResult(id="determinism", status="unknown", evidence="no loss could be read to compare")
     return CheckResult(
         id="determinism", status="ok", evidence=f"two runs gave the same {len(pairs)} losses, bit for bit"
     )
@@ -288,10 +300,6 @@ def _names(parameters: Sequence[ParameterState]) -> str:
     names = [parameter.name for parameter in parameters]
     more = f" and {len(names) - _NAMES_AT_MOST} more" if len(names) > _NAMES_AT_MOST else ""
     return ", ".join(names[:_NAMES_AT_MOST]) + more
-
-
-def _nan(value: float | None) -> bool:
-    return value is not None and math.isnan(value)
 
 
 def shape_words(tree: Any) -> str:

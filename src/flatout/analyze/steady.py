@@ -2,8 +2,9 @@
 
 Warm-up is not a number of steps: caches fill, compilers run, autotuners try, loaders refill their queues. The
 steady state begins after the last step that compiled something and after the last early shift in the level of
-step times that is both significant (Pettitt's rank test) and large enough to matter. A shift in the later
-half is no warm-up: the job or its machine changed pace, which is said, and costs no steps.
+step times that is both significant (a rank test of what lies before a place against what lies after it, at
+every place) and large enough to matter. A shift in the later half is no warm-up: the job or its machine
+changed pace, which is said, and costs no steps.
 """
 
 import dataclasses
@@ -69,15 +70,19 @@ def change_point(times: Sequence[float]) -> int | None:
     """The place where the level of a series changes most, if that is significant and matters; else None."""
     n = len(times)
     ranks = _ranks(times)
-    total, best, place = 0.0, 0.0, 0
+    total, best, place, looked = 0.0, 0.0, 0, 0
     for k in range(1, n):
         total += ranks[k - 1]
-        deviation = abs(2 * total - k * (n + 1))
-        if deviation > best and _FEWEST // 2 <= k <= n - _FEWEST // 2:
-            best, place = deviation, k
+        if _FEWEST // 2 <= k <= n - _FEWEST // 2:
+            # Mann and Whitney's, in standard deviations: without dividing by them, as Pettitt's test does, a
+            # warm-up of fewer than about sqrt(n) steps could be as slow as it likes and would not be seen.
+            deviation = abs(total - k * (n + 1) / 2) / math.sqrt(k * (n - k) * (n + 1) / 12)
+            looked += 1
+            if deviation > best:
+                best, place = deviation, k
     if place == 0:
         return None
-    p = 2 * math.exp(-6 * best**2 / (n**3 + n**2))
+    p = looked * math.erfc(best / math.sqrt(2))
     before, after = statistics.median(times[:place]), statistics.median(times[place:])
     if p < _SIGNIFICANT and abs(before - after) > MATTERS * min(before, after):
         return place

@@ -179,7 +179,7 @@ class ForwardTap:
         if id(module) not in self._trained:
             self._trained[id(module)] = module
         if session.pairing is not None:
-            session.pairing.called(module, args, kwargs)
+            session.guarded("pairing", session.pairing.called, module, args, kwargs)
         if session.detailed:
             session.mark("forward")
 
@@ -190,7 +190,7 @@ class ForwardTap:
         if session.ranges is not None:
             session.ranges.start("loss")
         if session.inspection is not None:
-            session.inspection.called(module, args, kwargs, result)
+            session.guarded("inspection", session.inspection.called, module, args, kwargs, result)
 
 
 def _first_tensor(args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.pairing import checksum
+from flatout.inside.pairing import checksum, is_capturing
 from flatout.records.session import INSPECTION_FILE
 
 if TYPE_CHECKING:
@@ -49,8 +49,15 @@ class Inspection:
 
     def before_update(self, optimizer: Any) -> None:
         """Gradients are complete: see which parameters they reached."""
-        if self._session.updates >= self._updates:
+        if self._session.updates >= self._updates or is_capturing(self._session.torch):
             return
+        self._session.busy += 1  # our own copies are none of the loop's
+        try:
+            self._look(optimizer)
+        finally:
+            self._session.busy -= 1
+
+    def _look(self, optimizer: Any) -> None:
         self._learn_names()
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -62,9 +62,9 @@ class LoaderOverride:
         changed = dict(self._wanted)
         if changed.get("num_workers", given.get("num_workers", 0)) == 0:
             # Without workers these are refused by the constructor.
-            for name in ("prefetch_factor", "persistent_workers"):
+            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
                 if name in changed or name in given:
-                    changed[name] = None if name == "prefetch_factor" else False
+                    changed[name] = False if name == "persistent_workers" else None
             if not given.get("timeout"):
                 changed.pop("timeout", None)
         return changed

@@ -25,14 +25,18 @@ class Pairing:
     def called(self, module: Any, args: Any, kwargs: Any) -> None:
         """A root is about to be called for training."""
         session = self._session
-        if session.updates >= self._updates:
+        if session.updates >= self._updates or is_capturing(session.torch):
             return
-        if id(module) not in self._known:
-            self._known.add(id(module))
-            if session.updates == 0:
-                tensors = [*module.parameters(), *module.buffers()]
-                self.parameters.append(self._sum(tensors))
-        self.inputs.append([session.updates, self._sum(tensors_in((args, kwargs)))])
+        session.busy += 1  # our own copies are none of the loop's
+        try:
+            if id(module) not in self._known:
+                self._known.add(id(module))
+                if session.updates == 0:
+                    tensors = [*module.parameters(), *module.buffers()]
+                    self.parameters.append(self._sum(tensors))
+            self.inputs.append([session.updates, self._sum(tensors_in((args, kwargs)))])
+        finally:
+            session.busy -= 1
 
     def describe(self) -> dict[str, Any]:
         """What was seen, as numbers; slots that a device has not filled yet are left for later."""
@@ -50,6 +54,11 @@ class Pairing:
                 if part is not None:
                     total = part if total is None else total.to(part.device) * 1_000_003 + part
             return None if total is None else self._session.deferred.value_of(total)
+
+
+def is_capturing(torch: Any) -> bool:
+    """Whether a CUDA graph is being captured: what we launched would become part of it."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _read(value: Any) -> Any:
@@ -70,11 +79,15 @@ def tensors_in(tree: Any) -> Iterator[Any]:
 
 def checksum(torch: Any, tensor: Any) -> Any:
     """A 64-bit sum over the tensor's bits, each weighted by its place; None for what has no plain storage."""
-    if tensor.is_sparse or tensor.is_quantized or tensor.device.type == "meta":
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         return None
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
+        return None
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    bits = plain.reshape(-1).view(torch.uint8)
     if bits.numel() % 4 == 0:
-        bits = bits.view(torch.int32)
+        # A slice may begin between two words.
+        bits = (bits if bits.storage_offset() % 4 == 0 else bits.clone()).view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, bits.numel(), _CHUNK):
         part = bits[start : start + _CHUNK].to(torch.int64)

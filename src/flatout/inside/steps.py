@@ -82,7 +82,7 @@ class StepsTap:
             if session.detailed:
                 session.mark("optimizer")
             if session.inspection is not None:
-                session.inspection.before_update(optimizer)
+                session.guarded("inspection", session.inspection.before_update, optimizer)
             if session.counting is not None and id(optimizer) == self._lead:
                 session.pause_counting()
             if session.ranges is not None:

@@ -59,9 +59,10 @@ class EventWriter:
             self._thread = None
 
     def close(self) -> None:
-        """Write everything that is left, here and now."""
+        """Write everything that is left, here and now. Whatever goes wrong, the script's end is its own."""
         self._closing.set()
-        self._flush(describe=True)
+        with contextlib.suppress(Exception):
+            self._flush(describe=True)
 
     def _serve(self) -> None:
         while not self._closing.wait(_FLUSH_S):

@@ -16,7 +16,9 @@ _BAR = 30
 def draw_profile(profile: Profile, console: Console) -> None:
     """Print it all; below 80 columns without bars."""
     for text in _headlines(profile):
-        console.print(line(text, "bold"))
+        # A terminal without Unicode would show an escape for each sign.
+        plain = text.replace("±", "+/-") if console.options.ascii_only else text
+        console.print(line(plain, "bold"))
     console.print()
     if profile.device_parts:
         _draw_parts("on the device", profile.device_parts, console)
@@ -72,8 +74,9 @@ def _draw_parts(title: str, parts: Sequence[Share], console: Console) -> None:
     table.add_column("a step", justify="right", min_width=8)
     table.add_column("", justify="right", min_width=6)
     table.add_column("")
+    block = "#" if console.options.ascii_only else "█"
     for share in parts:
-        bar = "█" * round(_BAR * share.share)
+        bar = block * round(_BAR * share.share)
         table.add_row(inert(share.part), _ms(share.ms), percent(share.share), bar)
     console.print(table)
     console.print()
@@ -89,7 +92,8 @@ def _mfu_lines(profile: Profile) -> list[str]:
         parts.append(f"{percent(mfu.of_rated)} of the rated {mfu.peak_dtype} peak")
     if mfu.of_measured is not None and mfu.measured_flops_per_s is not None:
         peak = flop_rate(mfu.measured_flops_per_s)
-        parts.append(f"{percent(mfu.of_measured)} of the measured one ({peak})")
+        which = "one" if parts else f"{mfu.peak_dtype} peak"
+        parts.append(f"{percent(mfu.of_measured)} of the measured {which} ({peak})")
     said = ", ".join(parts) or f"unknown ({mfu.unknown.get('of_measured', mfu.reason)})"
     lines = [f"MFU: {said}; {rate} of model work, {_count(mfu.flops_per_step)} operations a step"]
     if mfu.recomputed_flops_per_step:

@@ -363,7 +363,11 @@ def test_a_step_on_a_gpu_is_given_out_once_its_device_times_have_come() -> None:
     [first] = replay.take([device(1, None, losses=[0.5])])
     [second] = replay.take([device(2, 12.5, parts={"forward": 12.5}, losses=[0.25])])
     assert (first["update"], first["losses"], "device_ms" in first) == (1, [0.5], False)
-    assert (second["device_ms"], second["device_parts_ms"], second["losses"]) == (12.5, {"forward": 12.5}, [0.25])
+    assert (second["device_ms"], second["device_parts_ms"], second["losses"]) == (
+        12.5,
+        {"forward": 12.5},
+        [0.25],
+    )
     [left] = replay.rest()
     assert (left["update"], left["losses"], "device_ms" in left) == (3, [None], False)
     assert replay.rest() == []

@@ -33,15 +33,18 @@ def test_noise_around_one_level_is_no_shift() -> None:
     assert sum(start == 2 for start in starts) >= 97
 
 
-@pytest.mark.parametrize("warm_up", [4, 8, 15, 25])
-@pytest.mark.parametrize("factor", [1.1, 3.0])
-def test_a_warm_up_is_left_out_and_little_more(warm_up: int, factor: float, rng: random.Random) -> None:
-    times = noisy(10.0 * factor, warm_up, rng) + noisy(10.0, 60, rng)
+@pytest.mark.parametrize("steady_steps", [30, 60, 300])
+@pytest.mark.parametrize("warm_up", [8, 15, 25])
+@pytest.mark.parametrize("factor", [0.8, 1.1, 3.0])
+def test_a_warm_up_is_left_out_and_little_more(
+    warm_up: int, factor: float, steady_steps: int, rng: random.Random
+) -> None:
+    times = noisy(10.0 * factor, warm_up, rng) + noisy(10.0, steady_steps, rng)
     steady = find_steady(times)
     assert steady.reached
     assert steady.shifted_at is None
-    assert warm_up - 2 <= steady.start <= warm_up + 3
-    assert statistics.median(times[steady.start :]) == pytest.approx(10, rel=0.01)
+    assert warm_up <= steady.start <= warm_up + 8
+    assert statistics.fmean(times[steady.start :]) == pytest.approx(10, rel=0.01)
 
 
 def test_a_warm_up_in_two_stages_is_left_out(rng: random.Random) -> None:
@@ -146,7 +149,7 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says(count: int, ske
         interval = median_interval(values)
         assert interval is not None
         covered += interval.low <= true <= interval.high
-    assert 0.93 <= covered / 400
+    assert covered / 400 >= 0.93
 
 
 def test_the_interval_narrows_as_steps_come_in() -> None:

@@ -853,6 +853,10 @@ NOT_PAST_US = {
         "import threading; threading.Thread(target=lambda: open('../pipe').read()).start(); "
         "open('../pipe', 'w').write('x')"
     ),
+    "running_out_of_stack": (
+        "def deeper(): os.stat('old.txt'); open('new.txt', 'w').close(); deeper()\n"
+        "try: deeper()\nexcept RecursionError: pass"
+    ),
     "compiling": (
         "import py_compile; py_compile.compile('code.py'); sys.path.insert(0, ''); "
         "sys.dont_write_bytecode = False; import code_of_mine"
@@ -951,6 +955,7 @@ def test_links_lead_where_the_trial_put_them(trial: Trial) -> None:
     (trial.allowed / "up").symlink_to("../user/kept")
     (trial.user / "far").mkdir()
     (trial.user / "far" / "near.txt").symlink_to("../old.txt")
+    (trial.user / "empty.txt").write_text("as it was")
     before = snapshot(trial.user)
     result = trial.run(
         "allowed = Path(os.environ['ALLOWED'])\n"
@@ -961,6 +966,9 @@ def test_links_lead_where_the_trial_put_them(trial: Trial) -> None:
         "os.symlink(allowed, 'mine'); Path('mine/mine.txt').write_text('mine')\n"
         "os.remove('link.txt'); os.symlink('kept', 'link.txt')\n"
         "Path('link.txt/deep.txt').write_text('through')\n"
+        "os.mkdir('made'); assert open('made/../far/../kept/deep.txt').read() == 'through'\n"
+        "assert open('made/../far/near.txt').read() == 'redirected'\n"
+        "assert Path('made/../empty.txt').read_text() == 'as it was'\n"
         "os.symlink('loop', 'loop')\n"
         "try: open('loop')\n"
         "except OSError as error: loop = error.strerror\n"
@@ -1048,8 +1056,9 @@ def test_errors_and_names_speak_of_the_scripts_own_paths(trial: Trial) -> None:
     result = trial.run(
         "import inspect, io, pickle, posix\n"
         "result = []\n"
-        "Path('new.txt').write_text('x')\n"
-        "for what in (lambda: open('no/new.txt', 'w'), lambda: open('none.txt'), lambda: os.mkdir('kept'),\n"
+        "Path('first').write_text('x'); os.path.exists('new.txt/x'); Path('new.txt').write_text('x')\n"
+        "for what in (lambda: open('new.txt/x'), lambda: open('no/new.txt', 'w'), lambda: open('none.txt'),\n"
+        "             lambda: os.mkdir('kept'),\n"
         "             lambda: os.open('old.txt/x', os.O_WRONLY), lambda: os.rename('none', 'new.txt'),\n"
         "             lambda: os.listdir('new.txt'), lambda: os.rmdir('new.txt'),\n"
         "             lambda: open('kept', 'w')):\n"
@@ -1066,7 +1075,8 @@ def test_errors_and_names_speak_of_the_scripts_own_paths(trial: Trial) -> None:
         "           pickle.loads(pickle.dumps([open, os.stat])) == [open, os.stat],\n"
         "           os.stat in os.supports_dir_fd]\n"
     )
-    assert result[:8] == [
+    assert result[:9] == [
+        "NotADirectoryError new.txt/x",
         "FileNotFoundError no/new.txt",
         "FileNotFoundError none.txt",
         "FileExistsError kept",
@@ -1076,8 +1086,8 @@ def test_errors_and_names_speak_of_the_scripts_own_paths(trial: Trial) -> None:
         "NotADirectoryError new.txt",
         "IsADirectoryError kept",
     ]
-    assert result[8:14] == ["TypeError", "ValueError", "TypeError", "TypeError", "ValueError", "TypeError"]
-    assert result[14:] == ["new.txt", 1, "x", True, True, True, True]
+    assert result[9:15] == ["TypeError", "ValueError", "TypeError", "TypeError", "ValueError", "TypeError"]
+    assert result[15:] == ["new.txt", 1, "x", True, True, True, True]
 
 
 def same_on_both(seed: int, redirected: Path, real: Path) -> list[Any]:

@@ -1,0 +1,379 @@
+"""A profile in a terminal: every figure at every width, and nothing from outside is obeyed."""
+
+import dataclasses
+import io
+import re
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from flatout.records.profile import (
+    CompileUse,
+    DeviceUse,
+    LoaderSweep,
+    LoaderUse,
+    MemoryUse,
+    Mfu,
+    Profile,
+    RankUse,
+    Share,
+    StepTimes,
+    SweepRow,
+)
+from flatout.records.trial import Shield, Trial
+from flatout.records.words import percent
+from flatout.report.profile import _count, _ms, _number, draw_profile
+
+EVIL = "GPT[bold red]\x1b[2J\x1b]0;owned\x07\r\n\u202eevil[/bold red]:smile:\x9b31m"
+GIB = 1 << 30
+
+
+def profile(**changes: Any) -> Profile:
+    """A GPT on an H200, with something in every section."""
+    facts: dict[str, Any] = {
+        "run": "20260101-000000-abcd",
+        "steps": 198,
+        "updates": 200,
+        "steady_from": 3,
+        "steady": True,
+        "steady_reason": "after the first steps",
+        "pace_shifted_at": None,
+        "step_ms": StepTimes(p50=22.8, p95=24.1, mean=22.9, low=22.7, high=22.95, clock="device"),
+        "device": "cuda:0",
+        "device_name": "NVIDIA H200",
+        "samples_per_step": 64.0,
+        "samples_per_s": 2795.0,
+        "tokens_per_s": 357_800.0,
+        "micro_batches": 1.0,
+        "skipped_updates": 0,
+        "waterfall": (Share(part="unattributed", ms=22.9, share=1.0),),
+        "host": (Share(part="forward", ms=9.0, share=0.4), Share(part="other", ms=13.5, share=0.6)),
+        "device_parts": (
+            Share(part="forward", ms=7.6, share=1 / 3),
+            Share(part="backward", ms=15.2, share=2 / 3),
+        ),
+        "evaluation_ms": 1500.0,
+        "evaluations": 2,
+        "mfu": Mfu(
+            of_rated=0.034,
+            of_measured=0.042,
+            peak_dtype="bf16",
+            flops_per_step=770_000_000_000,
+            rated_flops_per_s=989e12,
+            measured_flops_per_s=780e12,
+            rated_source="data sheet",
+        ),
+        "memory": MemoryUse(
+            allocated_peak_bytes=11 * GIB,
+            reserved_peak_bytes=12 * GIB,
+            device_total_bytes=139 * GIB,
+            parameter_bytes=GIB,
+            gradient_bytes=GIB,
+            optimizer_bytes=2 * GIB,
+            activation_bytes=7 * GIB,
+            allocation_retries=0,
+        ),
+        "loaders": (
+            LoaderUse(
+                data_set="mingpt.CharDataset",
+                settings={"batch_size": 64, "num_workers": 4, "pin_memory": True},
+                batches=200,
+                wait_ms=0.05,
+                load_ms=31.4,
+                collate_ms=2.2,
+                workers_busy_share=0.37,
+            ),
+        ),
+        "compile": CompileUse(
+            compiles=0, recompiles=0, compile_s=0.0, compiles_in_steady_state=0, graph_breaks={}
+        ),
+        "device_use": DeviceUse(
+            samples=40,
+            kernel_running_share=0.99,
+            sm_active_share=0.71,
+            tensor_active_share=0.0001,
+            memory_bandwidth_share=0.4,
+            clock_compute_hz=1_980_000_000,
+            power_draw_mw=431_600,
+            temperature_max_c=61,
+            throttle_reasons=(),
+            source="NVML GPM",
+        ),
+        "collector_ms": 0.0,
+        "losses": (4.2, 4.1),
+        "gradient_norms": (),
+        "ranks": (RankUse(rank=0, pid=7, device="cuda:0", step_ms=22.8, updates=200),),
+        "trial": Trial(
+            name="profile",
+            folder="/tmp/run",
+            command=("python", "train.py"),
+            outcome="stopped",
+            updates=201,
+            ranks=1,
+            took_s=12.0,
+            shield=Shield(kind="overlay"),
+        ),
+        "parameters": 124_000_000,
+        "optimizers": ("AdamW",),
+        "roots": ("GPT",),
+    }
+    return Profile(**{**facts, **changes})
+
+
+def drawn(found: Profile, width: int = 120, encoding: str = "utf-8") -> str:
+    buffer = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    draw_profile(found, Console(file=buffer, width=width, highlight=False, markup=False, emoji=False))
+    buffer.flush()
+    return buffer.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+
+def in_one_line(text: str) -> str:
+    """What was drawn, with the terminal's line breaks taken out again."""
+    return " ".join(text.split())
+
+
+def hostile() -> Profile:
+    """Everything that a script or a driver can put a name to."""
+    base = profile()
+    row = SweepRow(settings={EVIL: EVIL}, outcome="failed", reason=EVIL)
+    return profile(
+        device_name=EVIL,
+        roots=(EVIL, EVIL),
+        optimizers=(EVIL,),
+        steady_reason=EVIL,
+        mfu=dataclasses.replace(base.mfu, uncounted_operators={EVIL: 1}, recomputed_flops_per_step=10**12),
+        loaders=(LoaderUse(data_set=f"x.{EVIL}", settings={"batch_size": EVIL}, batches=1, wait_ms=1.0),),
+        compile=CompileUse(
+            compiles=3, recompiles=1, compile_s=2.0, compiles_in_steady_state=0, graph_breaks={EVIL: 4}
+        ),
+        device_use=dataclasses.replace(base.device_use, source=EVIL, throttle_reasons=(EVIL,)),
+        loader_sweep=LoaderSweep(rows=(row,), best={EVIL: EVIL}, reason=EVIL),
+        trial=dataclasses.replace(
+            base.trial,
+            outcome="failed",
+            exit_code=1,
+            said=(EVIL,),
+            failed_taps={EVIL: EVIL},
+            shield=Shield(kind="redirect", reason=EVIL, read_only=(EVIL,), notes=(EVIL,)),
+        ),
+    )
+
+
+# Widths and names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [20, 79, 80, 120])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_every_width_shows_the_figures_without_overflow(width: int, encoding: str) -> None:
+    text = drawn(profile(), width, encoding)
+    for one in text.splitlines():
+        assert len(one) <= width, one
+    flat = in_one_line(text)
+    for figure in ("22.8 ms a step", "2,795 samples/s", "357,800 tokens/s", "3.4 %", "4.2 %", "11.0 GiB"):
+        assert figure in flat, figure
+
+
+@pytest.mark.parametrize("width", [20, 80, 120])
+def test_names_from_outside_are_shown_and_not_obeyed(width: int) -> None:
+    text = drawn(hostile(), width)
+    for character in text:
+        assert character == "\n" or unicodedata.category(character)[0] != "C", hex(ord(character))
+    joined = "".join(text.split())
+    assert "[boldred]" in joined  # markup, shown
+    assert ":smile:" in joined
+    assert "\\x1b[2J" in joined  # an escape, shown
+    for one in text.splitlines():
+        assert len(one) <= width, one
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.text(max_size=60))
+def test_no_name_whatsoever_brings_a_control_character_to_the_terminal(name: str) -> None:
+    text = drawn(profile(device_name=name, roots=(name,)), 80, "utf-8")
+    assert all(c == "\n" or unicodedata.category(c)[0] != "C" for c in text)
+
+
+def test_bars_are_drawn_where_there_is_room_and_as_long_as_their_shares() -> None:
+    def bars(text: str, block: str) -> list[int]:
+        return [one.count(block) for one in text.splitlines() if block in one]
+
+    assert bars(drawn(profile(), 80), "█") == [10, 20, 12, 18]
+    assert bars(drawn(profile(), 80, "ascii"), "#") == [10, 20, 12, 18]
+    assert bars(drawn(profile(), 79), "█") == []
+
+
+# Sections ---------------------------------------------------------------------------------------------------
+
+
+def test_the_head_names_model_optimizer_device_and_pace() -> None:
+    first, second, *_ = drawn(profile()).splitlines()
+    assert first == "GPT, 124 M parameters, AdamW on NVIDIA H200"
+    assert second.startswith("22.8 ms a step (± 0.12 ms; 95 % under 24.1 ms), 2,795 samples/s")
+
+
+def test_several_ranks_are_counted() -> None:
+    ranks = tuple(RankUse(rank=r, pid=r, device=f"cuda:{r}", step_ms=1.0, updates=9) for r in range(4))
+    assert "on NVIDIA H200, 4 ranks" in drawn(profile(ranks=ranks))
+
+
+def test_a_job_of_which_little_is_known_is_drawn_too() -> None:
+    nothing = profile(
+        step_ms=None,
+        device=None,
+        device_name=None,
+        samples_per_s=None,
+        tokens_per_s=None,
+        waterfall=(),
+        host=(),
+        device_parts=(),
+        evaluation_ms=None,
+        evaluations=0,
+        mfu=Mfu(of_rated=None, of_measured=None, peak_dtype=None, flops_per_step=None, reason="it ended"),
+        memory=MemoryUse(),
+        loaders=(),
+        device_use=DeviceUse(samples=0),
+        ranks=(),
+        parameters=None,
+        optimizers=(),
+        roots=(),
+        steady=False,
+        steady_reason="only 1 steps",
+        updates=1,
+    )
+    text = drawn(nothing, 80)
+    assert "an unknown device" in text
+    assert "1 updates, too few for a step time" in text
+    assert "MFU: unknown (it ended)" in text
+    assert "not steady yet: only 1 steps" in text
+    assert "None" not in text
+
+
+def test_an_mfu_that_was_refused_is_said_to_be_unknown_and_shows_no_figure() -> None:
+    refused = dataclasses.replace(
+        profile().mfu, of_rated=None, of_measured=None, unknown={"of_measured": "refused: above 100 %"}
+    )
+    text = drawn(profile(mfu=refused))
+    assert "MFU: unknown (refused: above 100 %)" in text
+
+
+def test_a_nearly_full_device_and_an_allocator_that_flushes_are_said() -> None:
+    memory = dataclasses.replace(profile().memory, reserved_peak_bytes=130 * GIB, allocation_retries=3)
+    text = drawn(profile(memory=memory))
+    assert "more than 90 % of the device is taken" in text
+    assert "flush its cache 3 times" in text
+    assert "flush" not in drawn(profile())
+
+
+def test_a_job_on_the_cpu_tells_what_the_process_held() -> None:
+    memory = MemoryUse(host_peak_bytes=3 * GIB, parameter_bytes=5 << 20)
+    assert "the process held 3.0 GiB at most: parameters 5 MiB" in drawn(profile(memory=memory))
+
+
+def test_the_loader_and_its_sweep_are_told() -> None:
+    rows = (
+        SweepRow(settings={}, outcome="measured", samples_per_s=900.0, step_ms=70.0, wait_ms=30.0),
+        SweepRow(settings={"num_workers": 4}, outcome="measured", samples_per_s=1500.0, wait_ms=0.01),
+        SweepRow(settings={"num_workers": 8}, outcome="refused", reason="would take too much memory"),
+    )
+    best = LoaderSweep(rows=rows, best={"num_workers": 4}, reason="67% more samples a second")
+    for width in (60, 100):
+        text = in_one_line(drawn(profile(loader_sweep=best), width))
+        assert "the loop waits 50 us a batch" in text
+        assert "making one takes 31.4 ms to load and 2.20 ms to collate" in text
+        assert "as written" in text
+        assert "1,500 samples/s" in text
+        assert "would take too much memory" in text
+        assert "best: DataLoader(..., num_workers=4): 67% more samples a second" in text
+    kept = dataclasses.replace(best, best=None, reason="no setting is faster")
+    assert "keep the loader as it is: no setting is faster" in in_one_line(drawn(profile(loader_sweep=kept)))
+
+
+def test_notes_say_what_to_make_of_the_figures() -> None:
+    text = drawn(profile(pace_shifted_at=120, micro_batches=4.0, skipped_updates=2), 200)
+    assert "198 of 200 steps, steady from step 3 (after the first steps), timed by device events" in text
+    assert "the pace shifted at step 120" in text
+    assert "4.00 micro-batches a step" in text
+    assert "2 updates were skipped by the GradScaler" in text
+    plain = drawn(profile(), 200)
+    assert "shifted" not in plain
+    assert "micro-batches" not in plain
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "words"),
+    [
+        ("failed", {"exit_code": 3}, "exit code 3"),
+        ("killed", {"signal": 9}, "signal 9"),
+        ("silent", {}, "it hung"),
+    ],
+)
+def test_a_script_that_did_not_end_well_is_said_so(outcome: Any, facts: dict[str, Any], words: str) -> None:
+    trial = dataclasses.replace(profile().trial, outcome=outcome, said=("first", "the end"), **facts)
+    text = drawn(profile(trial=trial), 200)
+    assert re.search(rf"THE SCRIPT DID NOT END WELL \({words}.*\): the end", text)
+    assert "DID NOT" not in drawn(profile())
+
+
+# Words ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0.0 %"),
+        (0.0001, "< 0.1 %"),
+        (0.0005, "0.1 %"),
+        (0.0049, "0.5 %"),
+        (0.0949, "9.5 %"),
+        (0.1, "10 %"),
+        (0.4567, "46 %"),
+        (0.999, "100 %"),
+        (1, "100 %"),
+    ],
+)
+def test_shares_in_words(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 us"),
+        (0.0004, "0 us"),
+        (0.0094, "9 us"),
+        (0.0999, "100 us"),
+        (0.1, "0.10 ms"),
+        (9.994, "9.99 ms"),
+        (9.996, "10.0 ms"),
+        (99.96, "100 ms"),
+        (999.4, "999 ms"),
+        (1000.0, "1.00 s"),
+        (61_234.0, "61.2 s"),
+    ],
+)
+def test_times_in_words(value: float, text: str) -> None:
+    assert _ms(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "?"), (0.5, "0.50"), (999.0, "999"), (1234.5, "1,234")])
+def test_rates_in_words(value: float | None, text: str) -> None:
+    assert _number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(7, "7"), (1500, "1.50 k"), (124_000_000, "124 M"), (3 * 10**15, "3.00 P")]
+)
+def test_counts_in_words(value: int, text: str) -> None:
+    assert _count(value) == text
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1e7))
+def test_a_time_is_never_more_than_half_a_last_digit_off(value: float) -> None:
+    number, unit = _ms(value).split()
+    size = {"us": 0.001, "ms": 1, "s": 1000}[unit]
+    assert float(number) == pytest.approx(value / size, rel=0.0051, abs=0.51 if unit == "us" else 0.0051)
