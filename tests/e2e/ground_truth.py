@@ -127,7 +127,7 @@ class SlowOptimizer(torch.optim.Optimizer):
             time.sleep(OPTIMIZER_S)
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    parameter -= group["lr"] * parameter.grad
+                    parameter.sub_(group["lr"] * parameter.grad)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,12 @@ class Place:
         return {**kept, **ours, **more}
 
     def flatout(
-        self, *arguments: str, preexec: Callable[[], None] | None = None, **environment: str
+        self, *arguments: str, wrapper: Sequence[str] = (), **environment: str
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command of ours in the work folder."""
-        return self.run((sys.executable, "-m", "flatout", *arguments), preexec=preexec, **environment)
+        return self.run((*wrapper, sys.executable, "-m", "flatout", *arguments), **environment)
 
-    def run(
-        self, command: Sequence[str], *, preexec: Callable[[], None] | None = None, **environment: str
-    ) -> "subprocess.CompletedProcess[str]":
+    def run(self, command: Sequence[str], **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a command in the work folder; no process of it may stay, and no temporary file."""
         done = subprocess.run(
             command,
@@ -91,7 +90,6 @@ class Place:
             stdin=subprocess.DEVNULL,
             cwd=self.work,
             env=self.environment(**environment),
-            preexec_fn=preexec,
             timeout=110,
         )
         assert processes_with(self.token) == {}
@@ -296,6 +294,28 @@ def torchrun(*words: str) -> Sequence[str]:
     """Two ranks on this machine, on a port that nobody else has."""
     program = str(Path(sys.executable).with_name("torchrun"))
     return ("--", program, "--standalone", "--nproc-per-node", "2", *words)
+
+
+# Goes, under the same user, where nobody may make a namespace: their numbers are limited to none.
+_NO_NAMESPACES = """
+import ctypes, os, sys
+uid, gid = os.getuid(), os.getgid()
+if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+    sys.exit(f"unshare: {os.strerror(ctypes.get_errno())}")
+for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    open(f"/proc/self/{name}", "w").write(text)
+for kind in ("user", "mnt"):
+    open(f"/proc/sys/user/max_{kind}_namespaces", "w").write("0")
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+WITHOUT_NAMESPACES = (sys.executable, "-I", "-S", "-c", _NO_NAMESPACES)
+
+
+@functools.cache
+def namespace_refusal() -> str:
+    """Why not even the namespace can be made in which others are refused; empty where it can."""
+    done = subprocess.run([*WITHOUT_NAMESPACES, "true"], capture_output=True, text=True, timeout=30)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
 TWO_RANKS = """

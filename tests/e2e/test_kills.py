@@ -19,7 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import QUICK, Place, place_in, processes_with, torchrun
+from tests.e2e.jobs import (
+    QUICK,
+    WITHOUT_NAMESPACES,
+    Place,
+    namespace_refusal,
+    place_in,
+    processes_with,
+    torchrun,
+)
 
 SEED = int(os.environ.get("FLATOUT_KILL_SEED", "20261115"))
 ROUNDS = 50
@@ -61,14 +69,8 @@ while True:
 )
 VICTIMS = (
     *("flatout SIGKILL", "flatout SIGTERM", "flatout SIGINT", "flatout SIGHUP"),
-    *(
-        "terminal closed",
-        "terminal ctrl-c",
-        "keeper SIGKILL",
-        "main SIGKILL",
-        "rank SIGKILL",
-        "worker SIGKILL",
-    ),
+    *("terminal closed", "terminal ctrl-c", "terminal ctrl-c twice", "both SIGKILL"),
+    *("keeper SIGKILL", "main SIGKILL", "rank SIGKILL", "worker SIGKILL"),
 )
 MOMENTS = ("start", "import", "steps")
 # What a shell sees of the command; before it has come to its own code, Python answers an interrupt.
@@ -79,6 +81,8 @@ EXIT_CODES = {
     "terminal closed": {-signal.SIGHUP},
     "flatout SIGINT": {130},
     "terminal ctrl-c": {130},
+    "terminal ctrl-c twice": {130},
+    "both SIGKILL": {-signal.SIGKILL},
 }
 JOB_FAILED = {4}
 
@@ -90,10 +94,13 @@ class Round:
     moment: str
     ranks: bool
     in_terminal: bool
+    redirected: bool
     pause_s: float
 
     def __str__(self) -> str:
-        how = f"{'torchrun' if self.ranks else 'python'}{', in a terminal' if self.in_terminal else ''}"
+        how = "torchrun" if self.ranks else "python"
+        how += ", in a terminal" if self.in_terminal else ""
+        how += ", redirected" if self.redirected else ""
         return f"round {self.number}: {self.victim} {self.pause_s:.2f} s into {self.moment} ({how})"
 
 
@@ -108,8 +115,9 @@ def rounds() -> list[Round]:
         moment = "steps" if victim.startswith("worker") else draw.choice(MOMENTS)
         ranks = victim.startswith("rank") or (not victim.startswith("worker") and draw.random() < 0.3)
         in_terminal = victim.startswith("terminal") or draw.random() < 0.3
-        longest = {"start": 0.5, "import": 1.5, "steps": 0.5}[moment]
-        found.append(Round(number, victim, moment, ranks, in_terminal, draw.uniform(0, longest)))
+        redirected = draw.random() < 0.2 and not namespace_refusal()
+        pause_s = draw.uniform(0, {"start": 0.5, "import": 1.5, "steps": 0.5}[moment])
+        found.append(Round(number, victim, moment, ranks, in_terminal, redirected, pause_s))
     return found
 
 
@@ -157,6 +165,8 @@ class Started:
         self.terminal = Terminal() if what.in_terminal else None
         words = torchrun("train.py") if what.ranks else ("train.py",)
         command = [sys.executable, "-m", "flatout", "profile", "--no-limits", "--steps", "1000000", *words]
+        if what.redirected:
+            command = [*WITHOUT_NAMESPACES, *command]
         stream: int = subprocess.DEVNULL
         if self.terminal is not None:
             command = [sys.executable, "-I", "-S", "-c", Terminal.TAKE, *command]
@@ -217,6 +227,15 @@ class Started:
             assert self.process.poll() is None, f"{self.round}: ended with {self.process.returncode}"
             self.pause(0.05)
 
+    def kill(self, who: str, how: signal.Signals) -> None:
+        deadline = time.monotonic() + BEGINS_WITHIN_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # one that found no overlay, and is followed by another
+                os.kill(self.wait_for(who), how)
+                return
+
     def strike(self) -> None:
         who, _, how = self.round.victim.partition(" ")
         if self.round.moment == "import":
@@ -224,14 +243,21 @@ class Started:
         elif self.round.moment == "steps":
             self.wait_for_steps()
         self.pause(self.round.pause_s)
-        if who != "terminal":
-            os.kill(self.wait_for(who), signal.Signals[how])
-            return
-        assert self.terminal is not None
-        if how == "closed":
+        if who == "both":
+            self.wait_for("keeper")
+            self.process.send_signal(signal.SIGSTOP)  # so that it does not see the other one die
+            self.kill("keeper", signal.SIGKILL)
+            self.process.kill()
+        elif who != "terminal":
+            self.kill(who, signal.Signals[how])
+        elif self.terminal is not None and how == "closed":
             self.terminal.close()
-        else:
+        elif self.terminal is not None:
             self.terminal.type(b"\x03")
+            if how == "ctrl-c twice":
+                self.pause(self.round.pause_s)
+                with contextlib.suppress(OSError):  # it was quicker
+                    self.terminal.type(b"\x03")
 
 
 def is_keeper(words: list[str]) -> bool:
@@ -270,7 +296,7 @@ def play(what: Round, root: Path) -> str:
             assert code in expected(what), f"{what}: exit code {code}"
             assert place.snapshot() == before, f"{what}: files changed"
             scratch = [str(path) for path in place.temporary.rglob("*")]
-            assert scratch == [], f"{what}: left {scratch}"
+            assert scratch == [] or what.victim == "both SIGKILL", f"{what}: left {scratch}"
             if started.terminal is not None and "closed" not in what.victim and "KILL" not in what.victim:
                 assert started.terminal.is_as_it_was(), f"{what}: the terminal: {started.terminal.seen!r}"
         finally:

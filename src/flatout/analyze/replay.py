@@ -67,6 +67,8 @@ class Replay:
     """Takes in events, gives out steps; a step on a GPU is complete when its device times have come."""
 
     def __init__(self) -> None:
+        # The last update that was made, whether or not its device times have come.
+        self.updates = 0
         self._lead_root: int | None = None
         self._thread: int | None = None
         self._started_ns: int | None = None
@@ -113,6 +115,7 @@ class Replay:
 
     def _closed(self, event: Event) -> list[Step]:
         _, ended_ns, update, seen = event
+        self.updates = update
         inside = [one for one in self._open if one[2] <= ended_ns and self._is_ours(one)]
         self._open = [one for one in self._open if one[2] > ended_ns]
         started_ns = self._started_ns if self._started_ns is not None else _first_start(inside, ended_ns)

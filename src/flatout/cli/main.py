@@ -6,8 +6,10 @@ Only click is imported here: `flatout --help` must cost little more than startin
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -21,6 +23,10 @@ _EPILOG = (
     "Exit codes: 0 done, 1 a finding, 2 the caller's mistake, 3 the environment's, 4 the job failed, "
     "70 a defect in Flatout."
 )
+
+
+class Ended(BaseException):
+    """SIGTERM or SIGHUP came: all is put away on the way out, and then the signal has its effect."""
 
 
 class LazyGroup(click.Group):
@@ -81,16 +87,41 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _make_output_safe()
+    ended = _listen_for_the_end()
     # By the words at first: these must hold even when they cannot be parsed. A command that could be parsed
     # knows better, for what follows a script's name is for the script.
     asked = {flag: f"--{flag}" in words for flag in ("json", "debug")}
-    code = _run(words or ["--help"], asked)
     try:
-        sys.stdout.flush()
-    except OSError as error:  # a full disk shows only now; a reader that went away is no fault
-        code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), asked)
-        _discard_output()
+        code = _run(words or ["--help"], asked)
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # a full disk shows only now; a reader that went away is no fault
+            code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), asked)
+            _discard_output()
+    finally:
+        if ended:
+            os.kill(os.getpid(), ended[0])
     sys.exit(code)
+
+
+def _listen_for_the_end() -> list[int]:
+    """Have SIGTERM and SIGHUP pass through the program as an exception; the list holds the one that came.
+
+    Unlike the end that they bring otherwise, this shows the cursor again and removes what is temporary. The
+    second one ends the program where it stands.
+    """
+    came: list[int] = []
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        came.append(number)
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        raise Ended
+
+    for number in numbers:
+        signal.signal(number, end)
+    return came
 
 
 def _run(words: list[str], asked: dict[str, bool]) -> int:
@@ -105,7 +136,10 @@ def _run(words: list[str], asked: dict[str, bool]) -> int:
     except click.ClickException as mistake:
         return _say_error(_usage_mistake(mistake), asked)
     except (click.Abort, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are on the way out: a second one is no news
         return _say_stopped(asked)
+    except Ended:
+        return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
         if asked["debug"]:
             import traceback

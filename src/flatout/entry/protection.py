@@ -3,8 +3,11 @@
 Where a file system overlay protects the user's files, only the trackers remain to be looked after.
 """
 
+import contextlib
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from flatout.records.session import NOTES_FILE, Order
 
@@ -30,6 +33,7 @@ def protect(order: Order) -> None:
 
 
 def _redirect(order: Order, notes: Path) -> None:
+    from flatout.inside.imports import after_import
     from flatout.inside.redirect import install_redirect
 
     def breach(what: str) -> None:
@@ -43,6 +47,14 @@ def _redirect(order: Order, notes: Path) -> None:
     shadow = Path(order.redirect_to)
     shadow.mkdir(parents=True, exist_ok=True)
     install_redirect(shadow, [Path(path) for path in order.redirect_except], breach, program)
+    after_import("multiprocessing.process", functools.partial(_keep_sockets_aside, folder=shadow / "sockets"))
+
+
+def _keep_sockets_aside(process: Any, folder: Path) -> None:
+    """Workers hand tensors over by sockets in a temporary folder; a socket's path cannot be redirected."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", str(folder))  # noqa: SLF001
 
 
 def _note(notes: Path, text: str) -> None:

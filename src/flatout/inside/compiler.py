@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.imports import after_import
 from flatout.inside.tap import clock
 
 if TYPE_CHECKING:
@@ -24,14 +25,16 @@ class CompilerTap:
         self._session = session
         self._handler: Any = None
         self._started_ns = 0
+        self._wanted = False
 
     def install(self) -> None:
-        """Listen at once if the script loads dynamo with torch; else from the step in which it appears."""
-        self.look()
+        """Listen from the moment dynamo is loaded: its first compilation follows at once."""
+        self._wanted = True
+        after_import(_DYNAMO_CALLBACKS, lambda _module: self._session.guarded("compiler", self.look))
 
     def look(self) -> None:
         """Register with dynamo as soon as it has been loaded."""
-        if self._handler is not None or _DYNAMO_CALLBACKS not in sys.modules:
+        if self._handler is not None or not self._wanted or _DYNAMO_CALLBACKS not in sys.modules:
             return
         module: Any = importlib.import_module(_DYNAMO_CALLBACKS)
         handler = getattr(module, "callback_handler", None)
@@ -43,6 +46,7 @@ class CompilerTap:
 
     def remove(self) -> None:
         """Listen no longer."""
+        self._wanted = False
         if self._handler is not None:
             for callbacks in (self._handler.start_callbacks, self._handler.end_callbacks):
                 for ours in (self._begun, self._ended):

@@ -60,7 +60,9 @@ class CopiesTap:
                     ranges.pop()
             if session.detailed:
                 session.mark("between")
-            source = args[0] if in_place and args else tensor
+            source = tensor
+            if in_place:
+                source = args[0] if args else kwargs.get("other")
             if result is not source:
                 session.guarded("copies", note, started, ended, source, result, in_place)
             return result

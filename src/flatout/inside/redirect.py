@@ -104,6 +104,22 @@ def _descriptor_path(descriptor: int) -> str:
     return posix.readlink(f"/proc/self/fd/{descriptor}")
 
 
+def _is_folder(place: Place) -> bool:
+    return place.found is not None and stat.S_ISDIR(place.found.st_mode)
+
+
+def _is_real_folder(place: Place) -> bool:
+    real = None if place.hidden else _lstat(place.path or "/")
+    return real is not None and stat.S_ISDIR(real.st_mode)
+
+
+def _is_channel(found: os.stat_result | None) -> bool:
+    """A pipe, a socket or a terminal: what is written there is gone with its reader, and has no copy."""
+    return found is not None and any(
+        kind(found.st_mode) for kind in (stat.S_ISFIFO, stat.S_ISSOCK, stat.S_ISCHR)
+    )
+
+
 class ShadowError(Exception):
     """The shadow folder itself cannot be kept: not something that the script should see as its own error."""
 
@@ -233,17 +249,16 @@ class View:
                 found = _lstat(whole) if follow else None
                 if found is None or not stat.S_ISLNK(found.st_mode):
                     return None
-            place = self._step(folder, name) if self._is_folder(folder) else self.locate(whole, follow)
+            place = self._step(folder, name) if _is_folder(folder) else self.locate(whole, follow)
             if follow and place.found is not None and stat.S_ISLNK(place.found.st_mode):
                 place = self.locate(whole, follow)
             detour = detour or folder.detour
         if detour:
             return place._replace(detour=True)
         changed = listing and (place.mirrored or place.marked) and place.layer is Layer.REAL
-        as_it_is = place.layer in (Layer.REAL, Layer.FREE) or (
-            place.layer is Layer.MISSING and not place.hidden
-        )
-        return None if as_it_is and not place.detour and not changed else place
+        gone = place.layer is Layer.MISSING and place.hidden
+        differs = place.layer is Layer.SHADOW or gone or changed or place.detour
+        return place if differs else None
 
     def _count(self) -> int:
         try:
@@ -259,13 +274,9 @@ class View:
         folder = known[1].get(path)
         if folder is None:
             folder = self.locate(path or "/")
-            if self._is_folder(folder):
+            if _is_folder(folder):
                 known[1][path] = folder
         return folder
-
-    @staticmethod
-    def _is_folder(place: Place) -> bool:
-        return place.found is not None and stat.S_ISDIR(place.found.st_mode)
 
     def writing(self, path: str, dir_fd: int | None = None, follow: bool = True) -> Place:
         """Where a write would go; resolved anew each time, for a stale answer could lead to a real file."""
@@ -276,7 +287,7 @@ class View:
     def names(self, place: Place) -> list[str]:
         """What a folder holds."""
         seen: dict[str, None] = {}
-        if not place.hidden and self._is_folder(place) and _lstat(place.path or "/") is not None:
+        if not place.hidden and _is_folder(place) and _lstat(place.path or "/") is not None:
             seen = dict.fromkeys(posix.listdir(place.path or "/"))
             if place.marked:
                 for name in posix.listdir(self._gone + place.path):
@@ -371,7 +382,7 @@ class View:
     def copy_tree_up(self, place: Place, given: object) -> None:
         """Bring a folder with everything below it into the shadow."""
         self.copy_up(place, given)
-        if self._is_folder(place):
+        if _is_folder(place):
             for name in self.names(place):
                 self.copy_tree_up(self.locate(f"{place.path}/{name}", follow=False), given)
 
@@ -930,22 +941,6 @@ def _is_bytes(path: Any) -> bool:
     return not isinstance(path, int | None) and isinstance(os.fspath(path), bytes)
 
 
-def _is_folder(place: Place) -> bool:
-    return place.found is not None and stat.S_ISDIR(place.found.st_mode)
-
-
-def _is_real_folder(place: Place) -> bool:
-    real = None if place.hidden else _lstat(place.path or "/")
-    return real is not None and stat.S_ISDIR(real.st_mode)
-
-
-def _is_channel(found: os.stat_result | None) -> bool:
-    """A pipe, a socket or a terminal: what is written there is gone with its reader, and has no copy."""
-    return found is not None and any(
-        kind(found.st_mode) for kind in (stat.S_ISFIFO, stat.S_ISSOCK, stat.S_ISCHR)
-    )
-
-
 class Tripwire:
     """The audit hook: sees what reached the kernel by a way that we have not replaced, before it happens.
 
@@ -996,9 +991,9 @@ class Tripwire:
 
     def _opened(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, int, bool]]:
         path, _, flags = args
-        if isinstance(path, int) or not isinstance(flags, int) or not flags & _WRITING:
-            return
-        yield os.fspath(path), -1, True
+        is_path = isinstance(path, str | bytes | os.PathLike)
+        if is_path and isinstance(flags, int) and flags & _WRITING:
+            yield os.fspath(path), -1, True
 
     def _is_outside(self, path: Any, dir_fd: int, follow: bool) -> bool:
         """Whether a change of this path would change a file of the user's."""
@@ -1113,6 +1108,7 @@ class _Files:
 
     def __init__(self, calls: _Calls, expected: threading.local, os_open: Callable[..., int]) -> None:
         self._calls, self._expected, self._os_open = calls, expected, os_open
+        self.file_io = self._make_file_io()
 
     def open(
         self,
@@ -1136,7 +1132,19 @@ class _Files:
         place = self._calls.where_to_read(path)
         return _io.open_code(path if place is None else place)
 
-    def file_io(self) -> type[_io.FileIO]:
+    def create_dynamic(self, spec: Any, *more: Any) -> Any:
+        """What loads a compiled module: by the path in its spec."""
+        import _imp
+
+        given = spec.origin
+        there = None if _text(given) is None else self._calls.where_to_read(given)
+        spec.origin = given if there is None else there
+        try:
+            return _imp.create_dynamic(spec, *more)
+        finally:
+            spec.origin = given
+
+    def _make_file_io(self) -> type[_io.FileIO]:
         """A class in the place of `io.FileIO`, which some call by themselves."""
         files = self
 
@@ -1210,6 +1218,7 @@ _C_FILES = (
     CFile("pyarrow.lib", "OSFile", 0, "path", (1, "mode")),
     CFile("pyarrow.lib", "create_memory_map", 0, "path", "w"),
     CFile("pyarrow.parquet.core", "ParquetWriter.__init__", 0, "where", "w"),
+    CFile("_ctypes", "dlopen", 0, "name", "r"),
     CFile("cv2", "imwrite", 0, "filename", "w"),
     CFile("cv2", "imread", 0, "filename", "r"),
 )
@@ -1289,7 +1298,10 @@ class _Libraries:
     def _translated(self, given: Any, mode: str) -> Any:
         text = _text(given) or ""
         if mode == "r":
-            there = self._calls.where_to_read(given)
+            try:
+                there = self._calls.where_to_read(given)
+            except FileNotFoundError:  # the library is to say so; a bare name may be one of a system library
+                there = self._view.files + self._view.absolute(text)[0] if "/" in text else None
             return given if there is None else there
         place = self._view.writing(text)
         if place.layer is Layer.FREE:
@@ -1300,7 +1312,7 @@ class _Libraries:
         try:
             return self._calls.where_to_write(place, given, flags)
         except FileNotFoundError:
-            # The library says in its own words that there is no such folder.
+            # The library is to say in its own words that there is no such folder.
             parent = place.path.rpartition("/")[0] or "/"
             return given if _lstat(parent) is None else self._view.files + place.path
 
@@ -1371,7 +1383,8 @@ def _rebind(replaced: Mapping[int, Any]) -> None:
     for name, module in list(sys.modules.items()):
         if name in ("posix", "_io") or name.startswith("flatout."):
             continue
-        for owner in [module, *(value for value in vars(module).values() if isinstance(value, type))]:
+        known = getattr(module, "__dict__", {})
+        for owner in [module, *(value for value in known.values() if isinstance(value, type))]:
             for key, value in list(vars(owner).items()):
                 real = value.__func__ if isinstance(value, staticmethod) else value
                 if id(real) in replaced and getattr(owner, "__module__", name) == name:
@@ -1379,17 +1392,19 @@ def _rebind(replaced: Mapping[int, Any]) -> None:
                     setattr(owner, key, staticmethod(ours) if isinstance(value, staticmethod) else ours)
 
 
-def _for_importers(replaced: Mapping[str, Any], open_code: Any, file_io: Any) -> None:
+def _for_importers(replaced: Mapping[str, Any], files: "_Files") -> None:
     """Modules that the script wrote can be imported, and compiled ones are not left beside the sources."""
     sys.dont_write_bytecode = True
     external: Any = importlib.import_module("importlib._bootstrap_external")
-    for name, source, ours in (
-        ("_os", posix, replaced),
-        ("_io", _io, {"open_code": open_code, "FileIO": file_io}),
+    for name, ours in (
+        ("_os", replaced),
+        ("_io", {"open_code": files.open_code, "FileIO": files.file_io}),
+        ("_imp", {"create_dynamic": files.create_dynamic}),
     ):
+        source = vars(external)[name]
         borrowed = ModuleType(source.__name__)
         vars(borrowed).update({**vars(source), **ours})
-        setattr(external, name, borrowed)
+        vars(external)[name] = borrowed
 
 
 def install_redirect(
@@ -1405,21 +1420,18 @@ def install_redirect(
     `on_program(name)` is told once of each program that is started and cannot be seen into.
     The folders in `allowed` must exist.
     """
+    if isinstance(os.stat, _StandIn):
+        return  # once is for good
     breach = Breach(on_breach)
     view = View(shadow, allowed)
     tripwire = Tripwire(view, breach, on_program)
     calls = _Calls(view, tripwire.expected)
-    stand_ins = {
-        name: _StandIn(getattr(posix, name), call, breach)
-        for name, call in calls.all.items()
-        if hasattr(posix, name)
-    }
+    stand_ins = {name: _StandIn(getattr(posix, name), call, breach) for name, call in calls.all.items()}
     files = _Files(calls, tripwire.expected, stand_ins["open"])
-    file_io = files.file_io()
     opener = _StandIn(_io.open, files.open, breach)
     open_code = _StandIn(_io.open_code, files.open_code, breach)
     replaced: dict[int, Any] = {id(getattr(posix, name)): ours for name, ours in stand_ins.items()}
-    replaced |= {id(_io.open): opener, id(_io.open_code): open_code, id(_io.FileIO): file_io}
+    replaced |= {id(_io.open): opener, id(_io.open_code): open_code, id(_io.FileIO): files.file_io}
     for capable in (
         os.supports_dir_fd,
         os.supports_fd,
@@ -1429,5 +1441,5 @@ def install_redirect(
         capable.update(ours for name, ours in stand_ins.items() if getattr(posix, name) in capable)
     sys.addaudithook(tripwire)
     _rebind(replaced)
-    _for_importers(stand_ins, open_code, file_io)
+    _for_importers(stand_ins, files)
     _Libraries(view, calls, breach).watch()

@@ -416,6 +416,9 @@ class Session:
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
             workers = session._taps.pop("workers", None)
             session.disarm()
+            if session.order.trial:
+                with contextlib.suppress(Exception):
+                    stopping.end_with_the_keeper()
             if not isinstance(workers, WorkersTap):
                 return real(*args, **kwargs)
             workers.enter_worker()

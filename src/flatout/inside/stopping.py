@@ -1,17 +1,21 @@
 """How a trial ends: all ranks at the same update, without running what would save, and with nobody left."""
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from flatout.records.session import KEEPER_VARIABLE, STOP_FILE, STOPPED_FILE
 
 _OTHERS_S = 20.0
 _KEEPER_GONE = 97
+_LOOK_S = 1.0
 
 
 def asked_to_stop_after(folder: Path) -> int | None:
@@ -36,13 +40,24 @@ def wait_for_other_ranks(folder: Path, world_size: int) -> None:
 def leave() -> None:
     """End the process here: loader workers first, by pid, then ourselves."""
     with contextlib.suppress(Exception):
-        for child in multiprocessing.active_children():
-            if "_worker_loop" in str(getattr(child, "_target", "")):
-                child.kill()
+        for worker in _loader_workers():
+            worker.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(0)
+
+
+def _loader_workers() -> list[Any]:
+    """Processes that DataLoaders of this process have started: they alone know them from other children."""
+    module: Any = sys.modules.get("torch.utils.data.dataloader")
+    if module is None:
+        return []
+    kind = module._MultiProcessingDataLoaderIter  # noqa: SLF001
+    iterators = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    ours = {child.pid for child in multiprocessing.active_children()}
+    workers = [worker for iterator in iterators for worker in getattr(iterator, "_workers", ())]
+    return [worker for worker in workers if worker.pid in ours]
 
 
 def end_if_the_keeper_is_gone() -> None:
@@ -55,3 +70,14 @@ def end_if_the_keeper_is_gone() -> None:
             os._exit(_KEEPER_GONE)
         except PermissionError:
             return
+
+
+def end_with_the_keeper() -> None:
+    """For a loader's worker, which may be stuck in the user's code when all who could end it are killed."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            end_if_the_keeper_is_gone()
+
+    threading.Thread(target=watch, name="flatout-keeper", daemon=True).start()

@@ -45,8 +45,9 @@ class Progress:
             name = place.parent.name
             reader = self._readers.setdefault(name, StepsReader(place))
             steps = reader.read()
-            self._steps.setdefault(name, []).extend(steps)
-            news = news or bool(steps)
+            if steps:  # a process that loads torch and never trains is no rank
+                self._steps.setdefault(name, []).extend(steps)
+                news = True
         if news:
             self.last_news = time.monotonic()
             if self.first_update is None:
@@ -70,7 +71,7 @@ class Progress:
         if time.monotonic() - self.first_update >= rule.most_seconds:
             return True
         steps = self._lead()
-        times = [step.get("device_ms") or _wall_ms(step) for step in steps]
+        times = [_device_ms(step) or _wall_ms(step) for step in steps]
         steady = find_steady(times, [bool(step["compiles"]) for step in steps])
         kept = times[steady.start :]
         interval = median_interval(kept)
@@ -91,11 +92,16 @@ class Progress:
         ahead = 1
         if len(self._steps) > 1:
             ahead += int(_NOTICE_S * 1000 / max(self.median_ms() or 1.0, 0.01))
-        text = json.dumps({"after_update": self.updates + ahead})
+        reached = max((reader.replay.updates for reader in self._readers.values()), default=0)
+        text = json.dumps({"after_update": reached + ahead})
         write_atomically(self._folder / STOP_FILE, text.encode())
 
     def _lead(self) -> list[dict[str, Any]]:
         return self._steps[min(self._steps)] if self._steps else []
+
+
+def _device_ms(step: dict[str, Any]) -> float | None:
+    return None if step["evaluations"] else step.get("device_ms")
 
 
 def _wall_ms(step: dict[str, Any]) -> float:

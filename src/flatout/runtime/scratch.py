@@ -64,6 +64,8 @@ def _empty(name: str, parent: int, device: int) -> None:
         for entry in list(os.scandir(folder)):
             try:
                 _remove(entry.name, folder, device)
+            except FileNotFoundError:
+                continue  # whoever else cleans up here was quicker
             except OSError as error:
                 failure = error
     finally:

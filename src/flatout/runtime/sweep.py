@@ -111,7 +111,12 @@ class _Sweep:
         if updates < 3 or not ranks:
             return SweepRow(settings=settings, outcome="failed", reason=said or "it made too few updates")
         lead = ranks[0]
-        refused = [one["reason"] for one in lead.about.get("loader_overrides", ()) if not one["applied"]]
+        # What another loader refuses, such as an evaluation's, does not end the sweep of this one.
+        refused = [
+            one["reason"]
+            for one in lead.about.get("loader_overrides", ())
+            if not one["applied"] and f".{self._loader.data_set}".endswith(f".{one['data_set']}")
+        ]
         if settings and refused:
             return SweepRow(settings=settings, outcome="refused", reason=refused[0])
         window = window_of(lead)

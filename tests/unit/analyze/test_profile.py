@@ -1,4 +1,4 @@
-"""From a run folder to a profile: which steps count, by which clock, and what is not known with its reason."""
+"""From a run folder to a profile: which steps count, by which clock, and why something is not known."""
 
 import json
 from pathlib import Path

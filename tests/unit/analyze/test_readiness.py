@@ -75,7 +75,7 @@ def healthy(
 
 def checks(
     seen: Inspected | None = None,
-    again: Inspected | None | str = "the same",
+    again: Inspected | str | None = "the same",
     *,
     gpus: int = 0,
     device_total_bytes: int | None = None,

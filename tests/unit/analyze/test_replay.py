@@ -380,6 +380,13 @@ def test_a_step_that_the_device_never_reached_says_why_and_has_no_loss() -> None
     assert (step["losses"], step["device_reason"]) == ([None], "the device was too far behind")
 
 
+def test_the_last_update_is_known_before_its_device_times() -> None:
+    replay = Replay()
+    assert replay.updates == 0
+    assert replay.take(on_gpu()) == []
+    assert replay.updates == 3
+
+
 def test_device_times_of_a_step_that_nobody_knows_are_ignored() -> None:
     assert Replay().take([device(7, 3.0)]) == []
     assert len(replayed(*on_gpu(device(99, 3.0)))) == 3

@@ -1,4 +1,4 @@
-"""Copies of the training loop are counted with their bytes; those of models, loaders and other threads are not."""
+"""Copies of the training loop are counted with their bytes; those of models and other threads are not."""
 
 import inspect
 import threading
@@ -58,7 +58,7 @@ def test_a_copy_in_place_counts_what_is_read(session: Session) -> None:
 
 def test_the_source_may_be_named(session: Session) -> None:
     target = torch.zeros(100)
-    target.copy_(src=torch.ones(100), non_blocking=True)
+    target.copy_(other=torch.ones(100), non_blocking=True)
     assert target.sum() == 100
     assert logged(session) == [400]
 
@@ -114,7 +114,7 @@ def test_another_thread_is_not_the_loop(session: Session) -> None:
 def test_errors_come_through_as_they_are_and_nothing_is_logged(session: Session) -> None:
     with pytest.raises(RuntimeError, match="size of tensor"):
         torch.zeros(3).copy_(torch.ones(100))
-    with pytest.raises(RuntimeError, match="device|nowhere"):
+    with pytest.raises(RuntimeError, match=r"device|nowhere"):
         torch.ones(100).to("nowhere")
     with pytest.raises(TypeError):
         torch.zeros(3).copy_()
