@@ -144,6 +144,14 @@ def test_a_script_that_kills_itself_is_told_the_signal(place: Place) -> None:
     assert "killed by signal 11 before its first update" in said
 
 
+def test_a_program_that_cannot_be_started_is_told_why(place: Place) -> None:
+    program = place.work / place.script("#!/no/such/interpreter\n", "program")
+    program.chmod(0o755)
+    said = refused(place, "--", "./program")
+    assert "could not be started" in said
+    assert "./program: No such file or directory" in said
+
+
 def test_a_script_that_hangs_before_its_first_step_is_ended(place: Place) -> None:
     script = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)\n"
     said = refused(place, "--startup-limit", "2", place.script(script))

@@ -24,7 +24,8 @@ class ForwardTap:
         self._session = session
         self._patches: list[Patch] = []
         self._call_patch: Patch | None = None
-        self._depth = 0
+        # Threads that are inside a root: what they call there is the root's own business.
+        self._inside: set[int] = set()
         self._trained: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._seats: list[tuple[Any, Any, Any]] = []
@@ -97,7 +98,7 @@ class ForwardTap:
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # The compiler folds this into a constant, and sees nothing else of us.
-            if is_compiling() or tap._depth or tap._is_another_thread():
+            if is_compiling() or thread() in tap._inside or tap._is_another_thread():
                 return real(module, *args, **kwargs)
             return tap._call(module, tap._number(module), functools.partial(real, module), args, kwargs)
 
@@ -109,7 +110,7 @@ class ForwardTap:
         is_compiling = self._session.torch.compiler.is_compiling
 
         def seat(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or tap._depth:
+            if is_compiling() or thread() in tap._inside:
                 return call(*args, **kwargs)
             if not session.watching and grad_enabled():
                 return call(*args, **kwargs)
@@ -144,18 +145,19 @@ class ForwardTap:
         ranges = session.ranges
         if ranges is not None:
             ranges.push("forward" if gradients else "evaluation")
-        self._depth += 1
+        own = thread()
+        self._inside.add(own)
         session.busy += 1
         started = clock()
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            self._depth -= 1
+            self._inside.discard(own)
             session.busy -= 1
             session.counting_failed(error)
             raise
         ended = clock()
-        self._depth -= 1
+        self._inside.discard(own)
         session.busy -= 1
         if "forward" not in session.failed:
             try:
@@ -164,7 +166,7 @@ class ForwardTap:
                     batch = _first_tensor(args, kwargs)
                 shape = tuple(batch.shape) if batch is not None else None
                 real = batch is None or batch.dtype.is_floating_point
-                batch_facts = (gradients, module.training, shape, real, thread())
+                batch_facts = (gradients, module.training, shape, real, own)
                 session.log.add(("forward", started, ended, number, *batch_facts))
                 if gradients and (ranges is not None or session.detailed or session.inspection is not None):
                     self._after(module, args, kwargs, result)

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import sys
@@ -413,6 +414,7 @@ class Session:
         real = worker._worker_loop  # noqa: SLF001
         session = self
 
+        @functools.wraps(real)  # and so pickled by its name, for workers that are spawned
         def _worker_loop(*args: Any, **kwargs: Any) -> Any:
             workers = session._taps.pop("workers", None)
             session.disarm()

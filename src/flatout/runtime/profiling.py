@@ -106,6 +106,12 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             "a script that needs no typing",
             "answer by arguments, or from a file: flatout profile -- sh -c 'python train.py < answers.txt'",
         )
+    if trial.outcome == "failed" and trial.exit_code is None:
+        return (
+            "the script could not be started, or the process that keeps it was killed",
+            "a command that can be started, and to be left alone",
+            f"is the machine out of memory? dmesg | tail; {output}",
+        )
     if trial.outcome == "failed":
         ended = f"the script ended with exit code {trial.exit_code} before its first update"
         return ended, expected, f"run it without Flatout first; {output}"
