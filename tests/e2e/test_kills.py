@@ -319,3 +319,29 @@ def test_whoever_is_killed_nobody_stays_and_nothing_changes(part: int, tmp_path:
     print(*(game.result() for game in games if not game.exception()), sep="\n")  # noqa: T201 -- shown by -rP
     assert failures == []
     assert len(games) == ROUNDS // TESTS
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_kill_right_after_the_scratch_folder_was_made_leaves_none(tmp_path: Path, how: str) -> None:
+    for pause_s in (0.0, 0.01):
+        with place_in(tmp_path / str(pause_s)) as place:
+            place.script("import time\ntime.sleep(1000)\n")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flatout", "profile", "--no-limits", "train.py"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=place.work,
+                env=place.environment(),
+            )
+            deadline = time.monotonic() + BEGINS_WITHIN_S
+            while not list(place.temporary.iterdir()):
+                assert time.monotonic() < deadline
+            time.sleep(pause_s)
+            process.send_signal(signal.Signals[how])
+            assert process.wait(GONE_WITHIN_S) in {-signal.Signals[how], 130}
+            deadline = time.monotonic() + GONE_WITHIN_S
+            while processes_with(place.token) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert processes_with(place.token) == {}
+            assert list(place.temporary.rglob("*")) == []

@@ -18,18 +18,17 @@ EXIT_BREACH = 96
 def protect(order: Order) -> None:
     """Install what the order asks for; a process that cannot be protected ends here."""
     notes = Path(order.folder) / NOTES_FILE
+    if order.redirect_to is not None:  # first: nothing may keep this from happening
+        try:
+            _redirect(order, notes)
+        except Exception as error:  # noqa: BLE001 - better no trial than one that writes
+            _end(notes, f"writes could not be redirected: {type(error).__name__}: {error}")
     if order.aside is not None:
         from flatout.inside.services import keep_services_offline
 
         keep_services_offline(
             Path(order.aside), lambda service, what: _note(notes, f"kept offline: {service} {what}")
         )
-    if order.redirect_to is not None:
-        try:
-            _redirect(order, notes)
-        except Exception as error:  # noqa: BLE001 - better no trial than one that writes
-            _note(notes, f"writes could not be redirected: {type(error).__name__}: {error}")
-            os._exit(EXIT_BREACH)
 
 
 def _redirect(order: Order, notes: Path) -> None:
@@ -37,8 +36,7 @@ def _redirect(order: Order, notes: Path) -> None:
     from flatout.inside.redirect import install_redirect
 
     def breach(what: str) -> None:
-        _note(notes, f"ended because it would have written past the shield: {what}")
-        os._exit(EXIT_BREACH)
+        _end(notes, f"ended because it would have written past the shield: {what}")
 
     def program(name: str) -> None:
         _note(notes, f"started {name}, whose writes could not be redirected")
@@ -55,6 +53,13 @@ def _keep_sockets_aside(process: Any, folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
         process.current_process()._config.setdefault("tempdir", str(folder))  # noqa: SLF001
+
+
+def _end(notes: Path, text: str) -> None:
+    try:
+        _note(notes, text)
+    finally:
+        os._exit(EXIT_BREACH)
 
 
 def _note(notes: Path, text: str) -> None:

@@ -30,6 +30,19 @@ def trial_environment(
     return {**given, **added}
 
 
+def redirected_environment(aside: Path) -> dict[str, str]:
+    """What a trial without an overlay needs beside: programs see real files alone, compilers among them."""
+    temporary = aside / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return {
+        "TMPDIR": str(temporary),
+        "TORCH_EXTENSIONS_DIR": str(compile_cache() / "extensions"),
+        "TRITON_CACHE_DIR": str(compile_cache() / "triton"),
+        "CUDA_CACHE_PATH": str(compile_cache() / "cuda"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
 def hook_is_installed() -> bool:
     """Whether this Python runs our line at start: an installed package has it, a bare checkout not."""
     return (Path(sysconfig.get_paths()["purelib"]) / "flatout.pth").is_file()

@@ -27,6 +27,8 @@ class Job:
     # A text that no other job has, by which `processes.end_job_of` knows this one's processes.
     mark: str
     shield: ShieldRequest | None = None
+    # Folders to make at first, by the keeper, who is there to delete them whatever happens to Flatout.
+    make: tuple[str, ...] = ()
     # Folders to delete at the end.
     cleanup: tuple[str, ...] = ()
 
@@ -44,9 +46,8 @@ class Job:
         if shield is not None:
             keep = tuple(Path(path) for path in shield["keep"])
             plain["shield"] = ShieldRequest(scratch=Path(shield["scratch"]), keep=keep)
-        return cls(
-            **{**plain, "command": tuple(plain["command"]), "cleanup": tuple(plain.get("cleanup", ()))}
-        )
+        lists = {name: tuple(plain.get(name, ())) for name in ("command", "make", "cleanup")}
+        return cls(**{**plain, **lists})
 
 
 def keeper_value(keeper_pid: int, mark: str) -> str:

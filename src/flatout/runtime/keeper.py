@@ -50,9 +50,12 @@ def main() -> int:
     except (ValueError, TypeError, KeyError) as error:
         _tell("failed", reason=f"the order cannot be read: {error!r}")
         return EXIT_NOT_STARTED
-    # Held now, because a shield may cover their paths.
-    doomed = [folder for path in job.cleanup if (folder := hold(Path(path)))]
+    doomed: list[Doomed] = []
     try:
+        for path in job.make:
+            Path(path).mkdir(mode=0o700)
+        # Held now, because a shield may cover their paths.
+        doomed = [folder for path in job.cleanup if (folder := hold(Path(path)))]
         family = _started(job, wishes)
     except ShieldUnavailable as error:
         _remove(job, doomed)

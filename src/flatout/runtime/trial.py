@@ -21,7 +21,7 @@ from flatout.records.errors import EnvironmentProblem
 from flatout.records.session import NOTES_FILE, Order
 from flatout.records.trial import Outcome, Shield, Trial
 from flatout.runtime.command import JobCommand
-from flatout.runtime.environment import folders_to_keep, trial_environment
+from flatout.runtime.environment import folders_to_keep, redirected_environment, trial_environment
 from flatout.runtime.job import Job
 from flatout.runtime.kept import KeptJob
 from flatout.runtime.progress import Progress, StopRule
@@ -56,7 +56,8 @@ def run_trial(
 ) -> Trial:
     """Run one trial; `folder` must not exist yet. Never raises for what the script does."""
     folder.mkdir(parents=True)
-    scratch = Path(tempfile.mkdtemp(prefix="flatout-"))
+    # Made by the keeper: were it made here, a kill before the keeper knows of it would leave it behind.
+    scratch = Path(tempfile.gettempdir()) / f"flatout-{secrets.token_hex(8)}"
     try:
         attempt = _Attempt(plan, folder.resolve(), scratch, on_progress)
         trial = attempt.run(redirect=False)
@@ -88,7 +89,6 @@ class _Attempt:
         if redirect:
             shutil.rmtree(self._folder)
             self._folder.mkdir()
-            self._scratch.mkdir(exist_ok=True)
         began = time.monotonic()
         kept = KeptJob(self._job(redirect=redirect))
         progress = Progress(self._folder)
@@ -109,11 +109,11 @@ class _Attempt:
         seed = plan.order.get("seed")
         # Beside the overlay's own layers: what trackers write offline, and redirected files.
         aside = self._scratch / "aside"
-        aside.mkdir(exist_ok=True)
         upper = self._scratch / "layers"
-        upper.mkdir(exist_ok=True)
         environment = trial_environment(order, aside, own_python=plan.command.own_python, seed=seed)
         environment |= plan.environment
+        if redirect:
+            environment |= redirected_environment(aside)
         keep = folders_to_keep(environment, self._folder)
         Order(
             folder=str(self._folder),
@@ -132,6 +132,7 @@ class _Attempt:
             stderr=str(self._folder / "stderr.txt"),
             mark=secrets.token_hex(8),
             shield=None if redirect else ShieldRequest(scratch=upper, keep=(*keep, aside)),
+            make=(str(self._scratch), str(aside), str(upper)),
             cleanup=(str(aside), str(self._scratch)),
         )
 

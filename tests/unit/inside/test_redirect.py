@@ -936,7 +936,7 @@ def test_what_harms_nothing_goes_on(trial: Trial, name: str) -> None:
 def test_a_failure_of_our_own_counts_as_a_breach(trial: Trial, fault: str) -> None:
     lay_out(trial.user)
     before = snapshot(trial.user)
-    code = f"import os, sys\nfrom flatout.inside import redirect\n{fault}\n"
+    code = f"import os, sys\nfrom flatout.inside.redirect import shadow as redirect\n{fault}\n"
     done = trial.start(
         f"{code}try:\n open('old.txt', 'a').write('x')\nexcept Exception: pass\nprint('went on')"
     )
@@ -1241,7 +1241,7 @@ def test_reading_looks_at_nothing_while_nothing_is_redirected(trial: Trial) -> N
     """A data loader opens thousands of files: the cost is one look at a counter, then one at the folder."""
     lay_out(trial.user)
     result = trial.run(
-        "import flatout.inside.redirect as redirect\n"
+        "import flatout.inside.redirect.shadow as redirect\n"
         "walks, real = [], redirect.View.locate\n"
         "redirect.View.locate = lambda *a, **k: walks.append(a[1]) or real(*a, **k)\n"
         "def read():\n"

@@ -171,7 +171,11 @@ def test_a_trial_whose_keeper_is_gone_ends_itself(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (97, "")
 
 
-@pytest.mark.parametrize("keeper", [f"{os.getpid()}:mark", "", "nonsense", ":mark", "1:mark"])
+@pytest.mark.parametrize(
+    "keeper",
+    [f"{os.getpid()}:mark", "", "nonsense", ":mark", "1:mark"],
+    ids=["ours", "empty", "nonsense", "no pid", "process 1"],
+)
 def test_a_trial_whose_keeper_lives_or_is_unknown_goes_on(tmp_path: Path, keeper: str) -> None:
     # Process 1 lives, and may belong to somebody else.
     done = run(ASK, tmp_path, **{KEEPER_VARIABLE: keeper})
