@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import ENDLESS, QUICK, Place, document, place_in
+from tests.e2e.jobs import ENDLESS, QUICK, Place, document, place_in, torchrun
 
 PROFILE = ("profile", "--no-limits")
 
@@ -201,6 +201,32 @@ def test_what_a_script_showed_before_it_ended_badly_is_kept_and_drawn(
     assert len(saved["losses"]) == 5
     assert saved["mfu"]["flops_per_step"] is None
     assert saved["mfu"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("raise ValueError('a bad batch')", "rank 1: ValueError: a bad batch"),
+        ("import os; os.kill(os.getpid(), 11)", "rank 1: Signal 11 (SIGSEGV) received"),
+    ],
+    ids=["raises", "segfaults"],
+)
+def test_of_several_ranks_the_one_that_failed_first_is_named(place: Place, fault: str, named: str) -> None:
+    place.script(
+        f"{QUICK}\ntorch.distributed.init_process_group('gloo')\n"
+        "for step in range(10**9):\n"
+        "    model(torch.randn(8, 4)).square().mean().backward()\n"
+        "    torch.distributed.all_reduce(model.weight.grad)\n"
+        "    optimizer.step()\n"
+        "    time.sleep(0.02)\n"
+        f"    if step == 30 and torch.distributed.get_rank() == 1: {fault}\n"
+    )
+    done = place.flatout(*PROFILE, *torchrun("train.py"), COLUMNS="200")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"THE SCRIPT DID NOT END WELL (exit code 1): {named}" in done.stdout
+    saved = json.loads((place.trial().parents[1] / "profile.json").read_text())
+    assert saved["updates"] >= 25
+    assert len(saved["ranks"]) == 2
 
 
 def test_a_daemon_that_outlives_the_script_is_ended_and_named(place: Place) -> None:

@@ -109,7 +109,7 @@ class Data(torch.utils.data.Dataset):
         return torch.ones(4)
 
 if __name__ == "__main__":
-    import os, tempfile
+    import os
     for method, workers in (("fork", 2), ("spawn", 1)):
         loader = torch.utils.data.DataLoader(Data(), num_workers=workers, multiprocessing_context=method)
         for number, batch in enumerate(loader):
@@ -117,7 +117,7 @@ if __name__ == "__main__":
                 break
             model(batch).sum().backward()
             optimizer.step()
-            print(method, os.path.exists(f"seen-{number}"), tempfile.gettempdir(), flush=True)
+            print(method, os.path.exists(f"seen-{number}"), flush=True)
 """
 
 
@@ -132,6 +132,6 @@ def test_redirected_loader_workers_hand_their_batches_over(place: Place) -> None
     insist_on_redirection(whole["trial"])
     assert whole["updates"] == 4
     said = place.said().splitlines()
-    assert said[:2] == [f"fork True {place.temporary}"] * 2
-    assert f"spawn True {place.temporary}" in said[2:]
+    assert said[:2] == ["fork True"] * 2
+    assert "spawn True" in said[2:]
     assert place.snapshot() == before

@@ -42,7 +42,7 @@ def _runs(trial: Trial) -> CheckResult:
         first = f"{trial.to_first_update_s:.1f} s" if trial.to_first_update_s is not None else "?"
         said = f"{trial.updates} updates, the first after {first}"
         return CheckResult(id="script.runs", status="ok", evidence=said)
-    last = trial.said[-1] if trial.said else "it said nothing"
+    last = trial.culprit or (trial.said[-1] if trial.said else "it said nothing")
     how = {
         "failed": f"exit code {trial.exit_code}",
         "killed": f"signal {trial.signal}",

@@ -43,6 +43,8 @@ class Trial:
     to_first_update_s: float | None = None
     # The last lines of what the script said on standard error, for messages.
     said: tuple[str, ...] = ()
+    # Of several ranks, the one that failed first, and how; empty where that is not known.
+    culprit: str = ""
     failed_taps: dict[str, str] = dataclasses.field(default_factory=dict)
     left_over: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)

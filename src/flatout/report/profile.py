@@ -227,7 +227,7 @@ def _notes(profile: Profile) -> list[str]:
     if trial.outcome in ("failed", "killed", "silent"):
         left = f"exit code {trial.exit_code}" if trial.exit_code is not None else "it was cut short"
         how = {"failed": left, "killed": f"signal {trial.signal}", "silent": "it hung, and was ended"}
-        said = trial.said[-1] if trial.said else "it said nothing"
+        said = trial.culprit or (trial.said[-1] if trial.said else "it said nothing")
         notes.append(f"THE SCRIPT DID NOT END WELL ({how[trial.outcome]}): {said}")
     return notes + shield_notes(trial)
 

@@ -31,11 +31,12 @@ def trial_environment(
 
 
 def redirected_environment(aside: Path) -> dict[str, str]:
-    """What a trial without an overlay needs beside: programs see real files alone, compilers among them."""
-    temporary = aside / "tmp"
-    temporary.mkdir(exist_ok=True)
+    """What a trial without an overlay needs beside: programs see real files alone, compilers among them.
+
+    The keeper makes the folder that TMPDIR names.
+    """
     return {
-        "TMPDIR": str(temporary),
+        "TMPDIR": str(aside / "tmp"),
         "TORCH_EXTENSIONS_DIR": str(compile_cache() / "extensions"),
         "TRITON_CACHE_DIR": str(compile_cache() / "triton"),
         "CUDA_CACHE_PATH": str(compile_cache() / "cuda"),

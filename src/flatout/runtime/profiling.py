@@ -113,7 +113,8 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             f"is the machine out of memory? dmesg | tail; {output}",
         )
     if trial.outcome == "failed":
-        ended = f"the script ended with exit code {trial.exit_code} before its first update"
+        first = f" ({trial.culprit})" if trial.culprit else ""
+        ended = f"the script ended with exit code {trial.exit_code} before its first update{first}"
         return ended, expected, f"run it without Flatout first; {output}"
     processes, training, calls = calls_without_update(folder)
     if not processes:

@@ -44,10 +44,12 @@ class Progress:
         for place in (self._folder / RANKS_FOLDER).glob(f"*-*/{EVENTS_FILE}"):
             name = place.parent.name
             reader = self._readers.setdefault(name, StepsReader(place))
+            before = reader.replay.updates
             steps = reader.read()
             if steps:  # a process that loads torch and never trains is no rank
                 self._steps.setdefault(name, []).extend(steps)
-                news = True
+            # An update is news before its device times have come: these are read several steps at a time.
+            news = news or bool(steps) or reader.replay.updates > before
         if news:
             self.last_news = time.monotonic()
             if self.first_update is None:
@@ -56,8 +58,8 @@ class Progress:
 
     @property
     def updates(self) -> int:
-        """Updates of the rank that is furthest."""
-        return max((len(steps) for steps in self._steps.values()), default=0)
+        """Updates of the rank that is furthest, whether or not their device times have come."""
+        return max((reader.replay.updates for reader in self._readers.values()), default=0)
 
     def median_ms(self) -> float | None:
         """The median of the last step times, for a progress line."""
@@ -90,10 +92,9 @@ class Progress:
             return
         self.asked_to_stop = True
         ahead = 1
-        if len(self._steps) > 1:
+        if sum(reader.replay.updates > 0 for reader in self._readers.values()) > 1:
             ahead += int(_NOTICE_S * 1000 / max(self.median_ms() or 1.0, 0.01))
-        reached = max((reader.replay.updates for reader in self._readers.values()), default=0)
-        text = json.dumps({"after_update": reached + ahead})
+        text = json.dumps({"after_update": self.updates + ahead})
         write_atomically(self._folder / STOP_FILE, text.encode())
 
     def _lead(self) -> list[dict[str, Any]]:

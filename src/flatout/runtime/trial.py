@@ -8,11 +8,12 @@ A plan goes in, a folder comes out:
 import contextlib
 import dataclasses
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ _SAID_LINES = 25
 _SAID_BYTES = 16_384
 # After the order to stop, a job gets this long to reach the boundary beyond what a step takes.
 _STOP_GRACE_S = 30.0
+_ROOT_CAUSE = re.compile(
+    r"^Root Cause .*?^ *rank *: (?P<rank>\d+) .*?^ *traceback *: (?P<how>[^\n]*)", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,10 +114,12 @@ class _Attempt:
         # Beside the overlay's own layers: what trackers write offline, and redirected files.
         aside = self._scratch / "aside"
         upper = self._scratch / "layers"
+        make = [str(self._scratch), str(aside), str(upper)]
         environment = trial_environment(order, aside, own_python=plan.command.own_python, seed=seed)
         environment |= plan.environment
         if redirect:
             environment |= redirected_environment(aside)
+            make.append(environment["TMPDIR"])
         keep = folders_to_keep(environment, self._folder)
         Order(
             folder=str(self._folder),
@@ -132,7 +138,7 @@ class _Attempt:
             stderr=str(self._folder / "stderr.txt"),
             mark=secrets.token_hex(8),
             shield=None if redirect else ShieldRequest(scratch=upper, keep=(*keep, aside)),
-            make=(str(self._scratch), str(aside), str(upper)),
+            make=tuple(make),
             cleanup=(str(aside), str(self._scratch)),
         )
 
@@ -197,26 +203,40 @@ class _Attempt:
             exit_code=exit_code,
             signal=signal,
             to_first_update_s=first - progress.started if first is not None else None,
-            said=(str(failed["reason"]),) if failed else self._said(),
+            said=(str(failed["reason"]),) if failed else tuple(self._tail()[-_SAID_LINES:]),
+            culprit=culprit(self._tail()),
             failed_taps=taps,
             left_over=tuple(map(str, ended.get("killed", ()))),
             unknown=_reasons(exit_code, signal, first),
         )
 
-    def _said(self) -> tuple[str, ...]:
+    def _tail(self) -> list[str]:
         for name in ("stderr.txt", "stdout.txt"):
             with contextlib.suppress(OSError), (self._folder / name).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID_BYTES))
                 lines = file.read().decode(errors="replace").strip().splitlines()
                 if lines:
-                    return tuple(lines[-_SAID_LINES:])
-        return ()
+                    return lines
+        return []
 
     def _shield_notes(self) -> tuple[str, ...]:
         with contextlib.suppress(OSError):
             text = (self._folder / NOTES_FILE).read_text(errors="replace")
             return tuple(dict.fromkeys(text.splitlines()))
         return ()
+
+
+def culprit(lines: Sequence[str]) -> str:
+    """The rank that torchrun saw fail first, and what it said; the others fail because it is gone."""
+    found = _ROOT_CAUSE.search("\n".join(lines))
+    if found is None:
+        return ""
+    rank, how = found["rank"], found["how"]
+    own = [line.removeprefix(f"[rank{rank}]: ") for line in lines if line.startswith(f"[rank{rank}]: ")]
+    errors = [line for line in own if line[:1].strip()]
+    if errors and not how.startswith("Signal"):
+        how = errors[-1]
+    return f"rank {rank}: {how}"
 
 
 def _outcome(exit_code: int | None, signal: int | None, *, silent: bool, stopped: bool) -> Outcome:

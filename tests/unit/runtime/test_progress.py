@@ -106,6 +106,20 @@ def test_a_process_that_never_trains_hides_nobody(progress: Progress, tmp_path: 
     assert progress.enough(RULE)
 
 
+def test_an_update_is_news_before_its_device_times_have_come(progress: Progress, tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.write([("clock", True)])
+    rank.steps([60_000.0])  # a slow job must not be taken for one that never starts
+    assert progress.look()
+    assert progress.updates == 1
+    assert progress.first_update is not None
+    assert (progress.median_ms(), progress.enough(RULE)) == (None, False)
+    assert not progress.look()
+    rank.write([device(1, None)])
+    assert progress.look()
+    assert progress.median_ms() == pytest.approx(60_000.0)
+
+
 # Enough -----------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +219,7 @@ def test_updates_whose_device_times_are_outstanding_were_reached_too(
         rank.steps([2000.0] * 9)
         rank.write([device(1, None), device(2, 2000.0)])
     progress.look()
-    assert progress.updates == 2
+    assert progress.updates == 9
     progress.ask_to_stop()
     asked = asked_to_stop_after(tmp_path)
     assert asked is not None
