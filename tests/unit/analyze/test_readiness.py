@@ -305,6 +305,12 @@ def test_evaluation_does_not_hide_the_wait() -> None:
     assert status("loader.health", healthy(steps=some)) == "warn"
 
 
+def test_the_wait_is_judged_by_the_run_that_was_not_looked_at_closely() -> None:
+    slow_to_look = healthy(steps=[step(ended_ns=900 * MS, loader_ns=40 * MS, host_peak_bytes=GIB)] * 3)
+    assert status("loader.health", slow_to_look, healthy(steps=waiting(40))) == "warn"
+    assert status("loader.health", slow_to_look, None) == "ok"
+
+
 def test_one_step_alone_is_all_there_is_to_go_by() -> None:
     only = [step(loader_ns=40 * MS, host_peak_bytes=GIB)]
     assert status("loader.health", healthy(steps=only)) == "warn"
