@@ -16,6 +16,7 @@ import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,19 +168,26 @@ class Started:
         command = [sys.executable, "-m", "flatout", "profile", "--no-limits", "--steps", "1000000", *words]
         if what.redirected:
             command = [*WITHOUT_NAMESPACES, *command]
-        stream: int = subprocess.DEVNULL
-        if self.terminal is not None:
-            command = [sys.executable, "-I", "-S", "-c", Terminal.TAKE, *command]
-            stream = self.terminal.theirs
-        self.process = subprocess.Popen(
-            command,
-            stdin=stream,
-            stdout=stream,
-            stderr=stream,
-            cwd=place.work,
-            env=place.environment(),
-            start_new_session=True,
-        )
+        self._file = place.work.parent / "output.txt"
+        with self._file.open("wb") as file:
+            stream: Any = file
+            if self.terminal is not None:
+                command = [sys.executable, "-I", "-S", "-c", Terminal.TAKE, *command]
+                stream = self.terminal.theirs
+            self.process = subprocess.Popen(
+                command,
+                stdin=self.terminal.theirs if self.terminal is not None else subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd=place.work,
+                env=place.environment(),
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """What the command told its user."""
+        seen = self._file.read_bytes() if self.terminal is None else self.terminal.seen
+        return seen.decode(errors="replace")[-2000:]
 
     def pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -293,7 +301,7 @@ def play(what: Round, root: Path) -> str:
             left = processes_with(place.token)
             assert left == {}, f"{what}: left {left}"
             code = started.process.wait(1)
-            assert code in expected(what), f"{what}: exit code {code}"
+            assert code in expected(what), f"{what}: exit code {code}, and said {started.said()!r}"
             assert place.snapshot() == before, f"{what}: files changed"
             scratch = [str(path) for path in place.temporary.rglob("*")]
             assert scratch == [] or what.victim == "both SIGKILL", f"{what}: left {scratch}"

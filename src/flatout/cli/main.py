@@ -141,6 +141,10 @@ def _run(words: list[str], asked: dict[str, bool]) -> int:
     except Ended:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
+        if _grew_out_of(error, Ended):
+            return EXIT_INTERRUPTED
+        if _grew_out_of(error, KeyboardInterrupt):
+            return _say_stopped(asked)
         if asked["debug"]:
             import traceback
 
@@ -150,6 +154,18 @@ def _run(words: list[str], asked: dict[str, bool]) -> int:
             error = _unprintable(error)
         return _say_error(error, asked)
     return result if isinstance(result, int) else 0
+
+
+def _grew_out_of(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an interruption became this error on its way: in a class body, or where we put things away."""
+    seen: set[int] = set()
+    earlier: BaseException | None = error
+    while earlier is not None and id(earlier) not in seen:
+        if isinstance(earlier, kind):
+            return True
+        seen.add(id(earlier))
+        earlier = earlier.__cause__ or earlier.__context__
+    return False
 
 
 def _usage_mistake(mistake: click.ClickException) -> Exception:
