@@ -1,20 +1,24 @@
 """What watching costs: host time of the taps a step, and a paired bound on the step-time cost of a real job.
 
-Host time is what a step of a tiny model, which is all host time, takes longer when it is watched: the work of
-our thread counts too. Watched and bare blocks alternate in one process, so that the machine's moods hit both
-alike; the quick blocks of both are compared. The first steps of a block, in which taps learn who trains, are
-left out. "First": each step is looked at closely, as in the first 256 updates of a job; "later": as after.
+Host time is what a step of a tiny model, which is all host time, takes longer when it is watched. Bare and
+watched blocks of steps take turns in one process, and each round compares its own neighbours, so that the
+machine's moods cancel; steps of over twice the block's median are the machine's pauses and are left out of
+both. The first steps of a block, in which taps learn who trains, are left out too. What our thread takes to
+write a step's events down is measured by itself, and counts. "First": each step is looked at closely, as in
+the first 256 updates of a job; "later": as after.
 
     python -m benchmarks.taps                # on a GPU: a tiny model for host time, GPT-2 124M for the step
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.machine import write
 from flatout.inside.session import Session
+from flatout.inside.writer import encode
 from flatout.records.session import Order
 
 SKIP = 6
@@ -30,8 +35,10 @@ LATER = 256
 # From this one on, device events at the borders of parts are recorded in one step of sixteen.
 SETTLED = 64
 
+Step = Callable[[], None]
 
-def tiny(device: str) -> Callable[[], None]:
+
+def tiny(device: str) -> Step:
     """A step that costs next to nothing on the device: host time is all there is."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -54,7 +61,7 @@ def tiny(device: str) -> Callable[[], None]:
     return step
 
 
-def gpt(device: str) -> Callable[[], None]:
+def gpt(device: str) -> Step:
     """The job of examples/gpt.py, 124 M parameters as written (a small one on the CPU)."""
     from examples.gpt import GPT
 
@@ -74,82 +81,100 @@ def gpt(device: str) -> Callable[[], None]:
     return step
 
 
-def block(step: Callable[[], None], steps: int, watched: str, folder: str, device: str) -> float:
-    """Seconds of a step in one block: bare, watched as in its first updates, or as in later ones."""
-    session = Session(torch, Order(folder=folder)) if watched else None
-    if session is not None:
-        session.arm()
-    for _ in range(SKIP):
+def block(step: Step, steps: int, watched: str, device: str, *, each: bool) -> tuple[float, float]:
+    """Seconds of a step in one block, and of writing its events; `watched` is "", "first" or "later".
+
+    `each`: by the times of single steps, for a job that the host alone holds up; else by the whole block.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(torch, Order(folder=folder)) if watched else None
+        if session is not None:
+            session.arm()
+        for _ in range(SKIP if watched else 1):
+            step()
+        if session is not None:
+            session.updates = LATER if watched == "later" else SETTLED
         step()
-    if session is not None:
-        session.updates = LATER if watched == "later" else SETTLED
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times = [time.perf_counter()]
+        for _ in range(steps):
+            step()
+            times.append(time.perf_counter())
+        if device == "cuda":
+            torch.cuda.synchronize()
+        took = (time.perf_counter() - times[0]) / steps
+        if each:
+            taken = [after - before for before, after in itertools.pairwise(times)]
+            usual = statistics.median(taken)
+            took = statistics.fmean(value for value in taken if value < 2 * usual)
+        writing = _writing(session, steps) if session is not None else 0.0
+        if session is not None:
+            session.finish()
+            session.disarm()
+            if session.failed:
+                raise SystemExit(f"taps failed: {session.failed}")
+    return took, writing
+
+
+def _writing(session: Session, steps: int) -> float:
+    """Seconds a step to put the events that wait into the words of the file; they go back into the queue."""
+    events = session.log.drain()
     started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    took = (time.perf_counter() - started) / steps
-    if session is not None:
-        session.finish()
-        session.disarm()
-        if session.failed:
-            raise SystemExit(f"taps failed: {session.failed}")
-    return took
+    encode(events)
+    took = time.perf_counter() - started
+    for event in events:
+        session.log.add(event)
+    return took / steps
 
 
-def compare(
-    make: Callable[[str], Callable[[], None]], device: str, blocks: int, steps: int
-) -> dict[str, dict[str, float]]:
+def compare(step: Step, device: str, rounds: int, steps: int, *, each: bool) -> dict[str, dict[str, float]]:
     """Bare blocks against both kinds of watched ones."""
-    step = make(device)
     for _ in range(20):
         step()
-    taken: dict[str, list[float]] = {"": [], "first": [], "later": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(blocks):
-            for watched in random.sample(list(taken), len(taken)):
-                taken[watched].append(block(step, steps, watched, folder, device))
-    return {watched: _summary(taken[""], taken[watched], steps) for watched in ("first", "later")}
+    kinds = ["", "first", "later"]
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind in random.sample(kinds, len(kinds)):
+            taken[kind].append(block(step, steps, kind, device, each=each))
+    return {kind: _summary(taken[""], taken[kind], steps) for kind in ("first", "later")}
 
 
-def _summary(bare: list[float], watched: list[float], steps: int) -> dict[str, float]:
-    """The machine only ever adds time: quick blocks are compared with quick ones, by the lower quartile."""
-    quick = [statistics.quantiles(times, n=4)[0] for times in (bare, watched)]
-    shares = []
-    for _ in range(2000):  # a bootstrap of the same comparison
-        again = [
-            statistics.quantiles(random.choices(times, k=len(times)), n=4)[0] for times in (bare, watched)
-        ]
-        shares.append(again[1] / again[0] - 1)
+def _summary(
+    bare: list[tuple[float, float]], watched: list[tuple[float, float]], steps: int
+) -> dict[str, Any]:
+    """The median round, and 95 % bounds of it by bootstrap."""
+    usual = statistics.median(took for took, _ in bare)
+    added = [seen - unseen for (seen, _), (unseen, _) in zip(watched, bare, strict=True)]
+    writing = statistics.median(took for _, took in watched)
+    again = sorted(statistics.median(random.choices(added, k=len(added))) for _ in range(2000))
+    low, high = again[50] + writing, again[1949] + writing
+    middle = statistics.median(added) + writing
     return {
-        "bare_step_us": 1e6 * quick[0],
-        "added_us": 1e6 * (quick[1] - quick[0]),
-        "added_share": quick[1] / quick[0] - 1,
-        "added_share_upper_95": sorted(shares)[int(0.95 * len(shares))],
-        "added_us_upper_95": 1e6 * quick[0] * sorted(shares)[int(0.95 * len(shares))],
-        "bare_median_us": 1e6 * statistics.median(bare),
-        "watched_median_us": 1e6 * statistics.median(watched),
-        "blocks": len(bare),
+        "bare_step_us": 1e6 * usual,
+        "added_us": 1e6 * middle,
+        "added_us_95": [1e6 * low, 1e6 * high],
+        "of_it_writing_us": 1e6 * writing,
+        "added_share": middle / usual,
+        "added_share_upper_95": high / usual,
+        "rounds": len(bare),
         "steps_a_block": steps,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", choices=("tiny", "gpt"))
     parser.add_argument("--out")
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = {
-        "subject": "cost of watching",
-        "tiny": compare(tiny, device, 20 * chosen.blocks, 20),
-        "gpt": compare(gpt, device, chosen.blocks, 5),
-    }
-    for name in ("tiny", "gpt"):
-        print(name, json.dumps(result[name], indent=1))
+    result: dict[str, Any] = {"subject": "cost of watching"}
+    if chosen.only != "gpt":
+        result["tiny"] = compare(tiny(device), device, 15 * chosen.rounds, 48, each=True)
+    if chosen.only != "tiny":
+        result["gpt"] = compare(gpt(device), device, chosen.rounds, 6, each=False)
+    print(json.dumps(result, indent=1))
     write("taps", result, chosen.out)
 
 

@@ -7,6 +7,7 @@ its last line, and that is compared with what the session saw of the same run.
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -313,8 +314,12 @@ def test_device_parts_are_there_and_sum_to_their_step(timed: Seen) -> None:
         assert {"copy", "forward", "loss", "backward", "after_backward", "optimizer"} <= set(parts)
         assert min(parts.values()) >= 0
         assert sum(parts.values()) == pytest.approx(step["device_ms"], rel=0.01, abs=0.02)
-        # Backward makes two products for each of forward's.
-        assert parts["backward"] > parts["forward"] > parts["loss"]
+    # Backward makes two products for each of forward's. Others may use the GPU too: by the median.
+    usual = {
+        name: statistics.median(step["device_parts_ms"][name] for step in detailed)
+        for name in ("backward", "forward", "loss")
+    }
+    assert usual["backward"] > usual["forward"] > usual["loss"]
 
 
 def test_copies_to_the_device_are_counted_with_their_bytes(timed: Seen) -> None:
@@ -438,7 +443,8 @@ def test_equal_runs_have_equal_checksums_and_another_seed_has_others(tmp_path: P
     assert pairing == second.about["pairing"]
     assert len(pairing["parameters"]) == 1
     assert isinstance(pairing["parameters"][0], int)
-    assert [update for update, _ in pairing["inputs"]] == [0, 1, 2]
+    # That an optimizer leads, and so that an update was made, is known at its second.
+    assert [update for update, _ in pairing["inputs"]] == [0, 0, 2]
     assert len({number for _, number in pairing["inputs"]}) == 3
     assert pairing["parameters"] != other.about["pairing"]["parameters"]
     assert pairing["inputs"] != other.about["pairing"]["inputs"]

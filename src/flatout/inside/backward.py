@@ -46,7 +46,7 @@ class BackwardTap:
                 log(("thread", session.thread))
             loss = loss_of(args)
             if session.detailed:
-                session.mark("backward")
+                session.gpu.mark("backward")
             if ranges is not None:
                 ranges.push("backward")
             session.busy += 1
@@ -57,7 +57,7 @@ class BackwardTap:
             except BaseException as error:
                 session.busy -= 1
                 session.in_backward = False
-                session.counting_failed(error)
+                session.ending.raised(error)
                 raise
             ended = clock()
             session.busy -= 1
@@ -65,10 +65,9 @@ class BackwardTap:
             log(("backward", started, ended, loss))
             if ranges is not None:
                 ranges.pop()
-            if session.counting is not None:
-                session.counting.in_backward = False
+            session.ending.backward_ended()
             if session.detailed:
-                session.mark("after_backward")
+                session.gpu.mark("after_backward")
             session.backward_ended(ended)
             return result
 
@@ -77,14 +76,13 @@ class BackwardTap:
     def _loss_of(self, args: Any) -> Any:
         """The loss as a number, or as a slot that the device will fill; None where there is no single one."""
         session = self._session
-        if session.counting is not None:
-            session.counting.in_backward = session.counted_backward = True
+        session.ending.backward_begins()
         if "backward" in session.failed:
             return None
         try:
             roots = args[0] if args else ()
             root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
-            return session.number(root)
+            return session.gpu.loss(root)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             session.failed.setdefault("backward", f"{type(error).__name__}: {error}")
             return None

@@ -30,4 +30,4 @@ class ClippingTap:
         undo_all(self._patches)
 
     def _norm(self, _args: Any, result: Any) -> Any:
-        return self._session.number(result, is_loss=False)
+        return self._session.gpu.norm(result)

@@ -48,7 +48,7 @@ class CopiesTap:
             if session.thread and session.thread != thread():
                 return real(tensor, *args, **kwargs)
             if session.detailed:
-                session.mark("copy")
+                session.gpu.mark("copy")
             if ranges is not None:
                 ranges.push("copy")
             started = clock()
@@ -59,7 +59,7 @@ class CopiesTap:
                 if ranges is not None:
                     ranges.pop()
             if session.detailed:
-                session.mark("between")
+                session.gpu.mark("between")
             source = tensor
             if in_place:
                 source = args[0] if args else kwargs.get("other")

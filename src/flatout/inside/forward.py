@@ -154,7 +154,7 @@ class ForwardTap:
         except BaseException as error:
             self._inside.discard(own)
             session.busy -= 1
-            session.counting_failed(error)
+            session.ending.raised(error)
             raise
         ended = clock()
         self._inside.discard(own)
@@ -183,12 +183,12 @@ class ForwardTap:
         if session.pairing is not None:
             session.guarded("pairing", session.pairing.called, module, args, kwargs)
         if session.detailed:
-            session.mark("forward")
+            session.gpu.mark("forward")
 
     def _after(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session
         if session.detailed:
-            session.mark("loss")
+            session.gpu.mark("loss")
         if session.ranges is not None:
             session.ranges.start("loss")
         if session.inspection is not None:

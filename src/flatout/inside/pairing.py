@@ -53,7 +53,7 @@ class Pairing:
                 part = checksum(torch, tensor)
                 if part is not None:
                     total = part if total is None else total.to(part.device) * 1_000_003 + part
-            return None if total is None else self._session.deferred.value_of(total)
+            return None if total is None else self._session.gpu.deferred.value_of(total)
 
 
 def is_capturing(torch: Any) -> bool:

@@ -2,9 +2,6 @@
 
 import atexit
 import contextlib
-import dataclasses
-import functools
-import importlib
 import os
 import sys
 import time
@@ -18,9 +15,9 @@ from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
 from flatout.inside.copies import CopiesTap
-from flatout.inside.deferred import Deferred, Slot, leave_to_the_parent
-from flatout.inside.device import DeviceClock, Mark, room_for_a_mark
+from flatout.inside.ending import Ending
 from flatout.inside.forward import ForwardTap
+from flatout.inside.gpu_side import GpuSide
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
@@ -30,7 +27,7 @@ from flatout.inside.pairing import Pairing
 from flatout.inside.ranges import Ranges
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
-from flatout.inside.workers import WorkersTap
+from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
 
@@ -61,7 +58,6 @@ class Session:
         self.torch = torch
         self.order = order
         self.log = EventLog()
-        self.deferred = Deferred(torch)
         # How many of loader, model, backward and optimizer are under way.
         self.busy = 0
         # The thread that trains, once it has called `backward()`.
@@ -76,16 +72,11 @@ class Session:
         self.facts: dict[str, Any] = {}
         self.device: Any = None
         self.on_gpu = False
-        self.counting: Any = None
-        self.counted_backward = False
+        self.gpu = GpuSide(self)
+        self.ending = Ending(self)
         self.pairing = Pairing(self, order.pair_updates) if order.pair_updates else None
         self.inspection = Inspection(self, order.inspect_updates) if order.inspect_updates else None
-        self.stop_after = order.stop_after_updates
         self.in_backward = False
-        self._clock: DeviceClock | None = None
-        self._marks: list[Mark] = []
-        self._losses: list[Any] = []
-        self._norms: list[Any] = []
         self._memory: MemoryTap | None = None
         self._compiler: CompilerTap | None = None
         self._taps: dict[str, Tap] = {}
@@ -117,7 +108,7 @@ class Session:
         self._compiler = compiler if isinstance(compiler, CompilerTap) else None
         if self.order.loader:
             self._install("loader override", LoaderOverride)
-        self._leave_loader_workers_alone()
+        self._worker_loop = leave_workers_alone(self)
         self._armed = True
         _armed_sessions.append(self)
         os.register_at_fork(
@@ -148,6 +139,15 @@ class Session:
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self.fail(name, error)
 
+    def enter_worker(self) -> WorkersTap | None:
+        """This process is a loader's worker: take everything off but the tap that times what it makes."""
+        workers = self._taps.pop("workers", None)
+        self.disarm()
+        if self.order.trial:
+            with contextlib.suppress(Exception):
+                stopping.end_with_the_keeper()
+        return workers if isinstance(workers, WorkersTap) else None
+
     def disarm(self) -> None:
         """Take every tap off, leaving the process as it was found."""
         for tap in list(self._taps.values()):
@@ -164,21 +164,6 @@ class Session:
 
     # The step
 
-    def mark(self, kind: str) -> None:
-        """An event at this point of the device's stream, in steps that are looked at in detail."""
-        if self._clock is not None and room_for_a_mark(self._marks):
-            try:
-                self._marks.append((kind, self._clock.mark()))
-            except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                self._lose_the_clock(error)
-
-    def number(self, tensor: Any, *, is_loss: bool = True) -> Any:
-        """A loss or a norm: its value where it lies in host memory, else a slot that comes with the step."""
-        value = self.deferred.value_of(tensor)
-        if isinstance(value, Slot):
-            (self._losses if is_loss else self._norms).append(value)
-        return value
-
     def backward_ended(self, ended_ns: int) -> None:
         """Updates may have been made by hooks of the pass."""
         steps = self._taps.get("steps")
@@ -189,12 +174,8 @@ class Session:
         """The quick end of a step that nobody looked at."""
         self.updates = updates = self.updates + 1
         self.log.add(("step", ended_ns, updates, False))
-        if self._clock is not None:
-            try:
-                self._clock.tick(updates)
-            except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                self._lose_the_clock(error)
-        self.watching = not (updates + 1) % _LATER or self.stop_after is not None
+        self.gpu.tick(updates)
+        self.watching = not (updates + 1) % _LATER or self.ending.after is not None
 
     def close_step(self, ended_ns: int, *, late: bool = False) -> None:
         """An update of the leading optimizer ended; `late` where that is known only inside the next step."""
@@ -211,51 +192,34 @@ class Session:
             self._unsettled = late
             self._settle_taps()
         self.log.add(("step", ended_ns, updates, memory or {}))
-        self.watching = updates < _EVERY_STEP or not (updates + 1) % _LATER or self.stop_after is not None
-        if self._clock is not None:
-            self._close_on_device(late)
+        self.watching = updates < _EVERY_STEP or not (updates + 1) % _LATER or self.ending.after is not None
+        self.gpu.close(updates, late=late)
         if self._compiler is not None:
             self._compiler.look()
         if self.ranges is not None:
             self.ranges.start("step", f"step {updates + 1}")
         self.busy = 0
         # A step that is closed late is no place to stop at, nor to begin to count: we are inside the next.
-        if self.stop_after is not None and updates >= self.stop_after and not late:
-            self._end_trial()
-
-    def _close_on_device(self, late: bool) -> None:
-        assert self._clock is not None
-        marks, losses, norms = self._marks, self._losses, self._norms
-        self._marks = [] if marks else marks
-        self._losses = [] if losses else losses
-        self._norms = [] if norms else norms
-        try:
-            self._clock.close(self.updates, list(marks), list(losses), list(norms), late=late)
-        except Exception as error:  # noqa: BLE001 - observing never breaks a job
-            self._lose_the_clock(error)
-        self.detailed = self.watching and DeviceClock.wants_detail(self.updates)
-
-    def _lose_the_clock(self, error: Exception) -> None:
-        self._clock, self.detailed = None, False
-        self.log.add(("clock", False))
-        self.fail("device", error)
+        if not late:
+            self.ending.look(updates)
 
     def _settle_taps(self) -> None:
         """What the first updates make known: the roots, the device, what the job holds."""
         self._running_writer()
-        if self.updates == 1:
-            self._find_device()
+        lead = self._lead()
+        if self.updates == 1 and lead is not None:
+            self.gpu.find(lead)
         forward = self._taps.get("forward")
         if isinstance(forward, ForwardTap):
-            self.guarded("forward", forward.settle, self._optimized())
+            groups = lead.param_groups if lead is not None else ()
+            optimized = {id(parameter) for group in groups for parameter in group["params"]}
+            self.guarded("forward", forward.settle, optimized)
         if self.updates == _LEARN_AT:
             self.guarded("memory", self._learn)
 
-    def _optimized(self) -> set[int]:
+    def _lead(self) -> Any:
         steps = self._taps.get("steps")
-        lead = steps.lead() if isinstance(steps, StepsTap) else None
-        groups = lead.param_groups if lead is not None else ()
-        return {id(parameter) for group in groups for parameter in group["params"]}
+        return steps.lead() if isinstance(steps, StepsTap) else None
 
     def optimizer_made(self) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
@@ -264,22 +228,6 @@ class Session:
         if self.updates and isinstance(forward, ForwardTap):
             self.guarded("forward", forward.watch_again)
             self._unsettled = True
-
-    def _find_device(self) -> None:
-        steps = self._taps.get("steps")
-        lead = steps.lead() if isinstance(steps, StepsTap) else None
-        if lead is None:
-            return
-        self.device = next((p.device for group in lead.param_groups for p in group["params"]), None)
-        self.facts["device"] = str(self.device)
-        self.on_gpu = self.device is not None and self.device.type == "cuda"
-        if self.on_gpu:
-            properties = self.torch.cuda.get_device_properties(self.device)
-            self.facts["device_name"] = properties.name
-            self.facts["device_uuid"] = str(getattr(properties, "uuid", "")) or None
-            if "device" in self.order.taps:
-                self._clock = DeviceClock(self.torch, self.device, self.log.add)
-                self.log.add(("clock", True))
 
     def _learn(self) -> None:
         steps = self._taps.get("steps")
@@ -294,35 +242,6 @@ class Session:
         return forward.roots if isinstance(forward, ForwardTap) else []
 
     # Ending
-
-    def _end_trial(self) -> None:
-        """The last timed step is done: count the operations of one more where that was ordered, then stop."""
-        if self.counting is not None:
-            totals, self.counting = self.counting.stop(), None
-            self.facts["flops"] = dataclasses.asdict(totals)
-        elif self.order.count_flops and "flops" not in self.facts:
-            try:
-                from flatout.inside.flops import start_counting
-
-                self.counting = start_counting(self.torch)
-            except Exception as error:  # noqa: BLE001 - a trial without a count is still a trial
-                self.facts["flops_reason"] = f"{type(error).__name__}: {error}"
-            else:
-                self.facts["timed_updates"] = self.updates
-                self.stop_after = self.updates + 1
-                return
-        self.stop()
-
-    def pause_counting(self) -> None:
-        """An optimizer's own products are no work of the model; a closure's are, and run inside its step."""
-        if self.counting is not None and self.counted_backward:
-            self.counting.stop()
-
-    def counting_failed(self, error: BaseException) -> None:
-        """The script cannot run while its operations are counted: what was timed before is complete."""
-        if self.counting is not None:
-            self.facts["flops_reason"] = f"{type(error).__name__}: {error}"
-            self.stop()
 
     def stop(self) -> None:
         """End a trial at a step boundary, without running the user's `finally` blocks: they would save."""
@@ -340,8 +259,7 @@ class Session:
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):
             self.guarded("steps", steps.flush)
-        if self._clock is not None:
-            self.guarded("device", self._clock.drain)
+        self.guarded("device", self.gpu.drain)
         writer = self._running_writer()
         if self.inspection is not None:
             self.guarded("inspection", self.inspection.write, writer.folder)
@@ -393,9 +311,8 @@ class Session:
         if self.order.trial:
             stopping.end_if_the_keeper_is_gone()
             asked = stopping.asked_to_stop_after(Path(self.order.folder))
-            if asked is not None and self.counting is None and "timed_updates" not in self.facts:
-                self.stop_after = asked
-                self.watching = True  # the next update takes the way on which a trial can end
+            if asked is not None:
+                self.ending.ask(asked)
 
     def _seed(self, seed: int) -> None:
         import random
@@ -405,32 +322,6 @@ class Session:
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(seed % 2**32)
-
-    def _leave_loader_workers_alone(self) -> None:
-        """A DataLoader worker is known by its loop, not by being a child: ranks are children too."""
-        from flatout.inside.tap import Patch
-
-        worker: Any = importlib.import_module("torch.utils.data._utils.worker")
-        real = worker._worker_loop  # noqa: SLF001
-        session = self
-
-        @functools.wraps(real)  # and so pickled by its name, for workers that are spawned
-        def _worker_loop(*args: Any, **kwargs: Any) -> Any:
-            workers = session._taps.pop("workers", None)
-            session.disarm()
-            if session.order.trial:
-                with contextlib.suppress(Exception):
-                    stopping.end_with_the_keeper()
-            if not isinstance(workers, WorkersTap):
-                return real(*args, **kwargs)
-            workers.enter_worker()
-            try:
-                return real(*args, **kwargs)
-            finally:
-                with contextlib.suppress(Exception):
-                    workers.write()
-
-        self._worker_loop = Patch(worker, "_worker_loop", _worker_loop)
 
     def _before_fork(self) -> None:
         """Python warns of a fork with threads about; ours is none that the script should hear of."""
@@ -447,12 +338,7 @@ class Session:
             return
         self._pid = os.getpid()
         self._writer = None
-        leave_to_the_parent(
-            (self._clock, self._marks, self._losses, self._norms, self.deferred, self.pairing)
-        )
-        self._clock, self.detailed = None, False
-        self._marks, self._losses, self._norms = [], [], []
-        self.deferred = Deferred(self.torch)
+        self.gpu.leave_to_the_parent()
         self.log.drain()
         self.log.add(("start", time.perf_counter_ns()))
         self.updates = self.busy = 0

@@ -6,8 +6,10 @@ again: until then updates are held, so that the first cycle of a GAN counts as o
 
 import functools
 import importlib
+import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, clock, undo_all, unseen
@@ -27,6 +29,8 @@ class StepsTap:
         self._handles: list[Any] = []
         self._patches: list[Patch] = []
         self._started: list[int] = []
+        # Optimizers whose `step` is being run, the outermost first.
+        self._under_way: list[int] = []
         self.restart()
 
     def restart(self) -> None:
@@ -75,16 +79,19 @@ class StepsTap:
         return [optimizer for ref in self._known.values() if (optimizer := ref()) is not None]
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        session = self._session
-        if not session.watching:
+        session, under_way, key = self._session, self._under_way, id(optimizer)
+        if under_way:
+            under_way[:] = _really_under_way()
+        under_way.append(key)
+        if not session.watching or (len(under_way) > 1 and key in under_way[:-1]):
             return
         try:
             if session.detailed:
-                session.mark("optimizer")
+                session.gpu.mark("optimizer")
             if session.inspection is not None:
                 session.guarded("inspection", session.inspection.before_update, optimizer)
-            if session.counting is not None and id(optimizer) == self._lead:
-                session.pause_counting()
+            if session.ending.counting is not None and key == self._lead:
+                session.ending.update_begins()
             if session.ranges is not None:
                 session.ranges.push("optimizer")
             session.busy += 1
@@ -93,10 +100,14 @@ class StepsTap:
             session.fail("steps", error)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        session = self._session
+        session, under_way, key = self._session, self._under_way, id(optimizer)
+        if under_way:
+            under_way.pop()
+            if key in under_way:
+                return  # a subclass that calls its parent's step: the outer one is the update
         if not session.watching:
-            if id(optimizer) == self._lead:
-                self._updates[id(optimizer)] += 1
+            if key == self._lead:
+                self._updates[key] += 1
                 session.close_unwatched(clock())
                 return
             session.watching = True
@@ -185,6 +196,21 @@ class StepsTap:
             return result
 
         return unseen(step)
+
+
+def _really_under_way() -> list[int]:
+    """Optimizers whose `step` is on the stack, outermost first, without the one that is about to begin.
+
+    A step that raised never told of its end: the stack knows better than a list.
+    """
+    found: list[int] = []
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename.endswith("optim/optimizer.py"):
+            found.append(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found[:0:-1]
 
 
 def _parameters(optimizer: Any) -> int:

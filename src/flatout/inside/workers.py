@@ -3,6 +3,7 @@
 A worker writes its totals to a file of its own now and then; nothing passes through the loader's queues.
 """
 
+import contextlib
 import functools
 import importlib
 import json
@@ -115,6 +116,26 @@ class WorkersTap:
         fresh = folder / f".{os.getpid()}.tmp"
         fresh.write_text(json.dumps(whole))
         os.replace(fresh, folder / f"{os.getpid()}.json")  # noqa: PTH105
+
+
+def leave_workers_alone(session: "Session") -> Patch:
+    """A DataLoader worker is known by its loop, not by being a child: ranks are children too."""
+    worker: Any = importlib.import_module("torch.utils.data._utils.worker")
+    real = worker._worker_loop  # noqa: SLF001
+
+    @functools.wraps(real)  # and so pickled by its name, for workers that are spawned
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+        tap = session.enter_worker()
+        if tap is None:
+            return real(*args, **kwargs)
+        tap.enter_worker()
+        try:
+            return real(*args, **kwargs)
+        finally:
+            with contextlib.suppress(Exception):
+                tap.write()
+
+    return Patch(worker, "_worker_loop", _worker_loop)
 
 
 def _own_bytes() -> int | None:

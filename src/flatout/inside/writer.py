@@ -20,7 +20,7 @@ def _on_its_way(_value: object) -> str:
     return ON_ITS_WAY
 
 
-_encode = json.JSONEncoder(default=_on_its_way, separators=(",", ":"), check_circular=False).encode
+encode = json.JSONEncoder(default=_on_its_way, separators=(",", ":"), check_circular=False).encode
 
 
 class EventWriter:
@@ -80,7 +80,7 @@ class EventWriter:
             try:
                 if events:
                     with (self.folder / EVENTS_FILE).open("a") as file:
-                        file.write(_encode(events) + "\n")
+                        file.write(encode(events) + "\n")
                 if describe:
                     fresh = self.folder / f".{SESSION_FILE}.tmp"
                     fresh.write_text(json.dumps(self._describe(), indent=1, default=str))
