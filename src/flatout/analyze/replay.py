@@ -6,6 +6,7 @@ first call (a batch, `eval()`) and lasts until training goes on; all of that tim
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,6 +75,8 @@ class Replay:
         self._started_ns: int | None = None
         self._open: list[Event] = []
         self._waiting: dict[int, Step] = {}
+        # Steps that are complete, while an earlier one waits.
+        self._complete: dict[int, Step] = {}
         self._on_device = False
         # Numbers that came with a step in which they have no place; see `_fill`.
         self._late: dict[str, list[Any]] = {"losses": [], "gradient_norms": []}
@@ -103,10 +106,11 @@ class Replay:
 
     def rest(self) -> list[Step]:
         """The steps whose device times never came, when there is nothing more to take."""
-        left, self._waiting = list(self._waiting.values()), {}
-        for step in left:
+        for step in self._waiting.values():
             self._fill(step, (), ())
-        return left
+        left = self._waiting | self._complete
+        self._waiting, self._complete = {}, {}
+        return [left[update] for update in sorted(left)]
 
     def unfinished(self) -> tuple[int, int]:
         """Training calls and evaluation calls since the last update."""
@@ -123,11 +127,14 @@ class Replay:
         step = build_step(inside, started_ns, ended_ns, self._lead_root)
         # Of later steps only some are looked at; the others have their time and nothing else.
         step = {"update": update, "watched": seen is not False, **step, **(seen or {})}
-        if self._on_device:
+        if self._on_device and step["watched"]:
             self._waiting[update] = step
             return []
         self._fill(step, (), ())
-        return [step]
+        if not self._waiting:
+            return [step]
+        self._complete[update] = step
+        return []
 
     def _is_ours(self, event: Event) -> bool:
         """Whether the thread that trains did this; what others do meanwhile is not its time."""
@@ -146,7 +153,9 @@ class Replay:
             step["device_parts_ms"] = parts
         if reason:
             step["device_reason"] = reason
-        return [step]
+        # Steps that nobody looked at have no device times to wait for; they still come in their order.
+        due = [number for number in self._complete if number < min(self._waiting, default=math.inf)]
+        return [step, *(self._complete.pop(number) for number in due)]
 
     def _fill(self, step: Step, losses: Sequence[Any], norms: Sequence[Any]) -> None:
         """Put numbers that a device delivered in the places that were left open for them, in order.

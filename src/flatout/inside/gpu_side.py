@@ -62,24 +62,25 @@ class GpuSide:
             self._norms.append(value)
         return value
 
-    def tick(self, updates: int) -> None:
-        """The end of a step that nobody looked at."""
+    def open(self, updates: int) -> None:
+        """After steps that nobody looked at comes one that is looked at."""
         if self._clock is not None:
             try:
-                self._clock.tick(updates)
+                self._clock.open()
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self._lose_the_clock(error)
+            else:
+                self._session.detailed = DeviceClock.wants_detail(updates)
 
     def close(self, updates: int, *, late: bool) -> None:
         """The end of a step, with everything that it left; and whether the next is looked at in detail."""
         if self._clock is None:
             return
         marks, losses, norms = self._marks, self._losses, self._norms
-        self._marks = [] if marks else marks
-        self._losses = [] if losses else losses
-        self._norms = [] if norms else norms
+        self._marks, self._losses, self._norms = [], [], []
         try:
-            self._clock.close(updates, list(marks), list(losses), list(norms), late=late)
+            opens_next = self._session.watching and not late
+            self._clock.close(updates, marks, losses, norms, opens_next=opens_next)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             self._lose_the_clock(error)
         self._session.detailed = self._session.watching and DeviceClock.wants_detail(updates)

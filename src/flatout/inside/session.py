@@ -48,7 +48,7 @@ _LEARN_AT = 2
 # Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
 # one in so many. Updates and evaluations are always seen.
 _EVERY_STEP = 256
-_LATER = 16
+_LATER = 32
 
 
 class Session:
@@ -64,7 +64,7 @@ class Session:
         self.thread = 0
         # Whether this step gets device events at the borders of its parts.
         self.detailed = False
-        # Whether the parts of this step are logged at all: every step at first, then one in sixteen.
+        # Whether the parts of this step are logged at all: every step at first, then one in 32.
         self.watching = True
         self.ranges: Ranges | None = None
         self.failed: dict[str, str] = {}
@@ -174,8 +174,9 @@ class Session:
         """The quick end of a step that nobody looked at."""
         self.updates = updates = self.updates + 1
         self.log.add(("step", ended_ns, updates, False))
-        self.gpu.tick(updates)
-        self.watching = not (updates + 1) % _LATER or self.ending.after is not None
+        if not (updates + 1) % _LATER or self.ending.after is not None:
+            self.watching = True
+            self.gpu.open(updates)
 
     def close_step(self, ended_ns: int, *, late: bool = False) -> None:
         """An update of the leading optimizer ended; `late` where that is known only inside the next step."""

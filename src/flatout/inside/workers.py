@@ -80,6 +80,8 @@ class WorkersTap:
 
         @functools.wraps(real)
         def fetch(fetcher: Any, *args: Any, **kwargs: Any) -> Any:
+            if not tap._session.watching and not tap._in_worker:
+                return real(fetcher, *args, **kwargs)
             tap._collate_ns = 0
             started = time.perf_counter_ns()
             result = real(fetcher, *args, **kwargs)

@@ -357,6 +357,28 @@ def on_gpu(*late: Event, loss: Any = ON_ITS_WAY) -> list[Event]:
     return [first, ("clock", True), *rest, *late]
 
 
+def test_steps_that_nobody_looked_at_wait_for_no_device_but_keep_their_order() -> None:
+    replay = Replay()
+    unwatched = [("step", 10_000 + number, number, False) for number in (4, 5)]
+    assert replay.take([*on_gpu(), *unwatched]) == []
+    early = replay.take([device(1, None, losses=[0.5]), device(2, 12.5, losses=[0.25])])
+    assert [step["update"] for step in early] == [1, 2]
+    rest = replay.take([device(3, 12.5, losses=[0.125]), ("step", 10_006, 6, False)])
+    assert [(step["update"], step["watched"]) for step in rest] == [
+        (3, True),
+        (4, False),
+        (5, False),
+        (6, False),
+    ]
+    assert replay.rest() == []
+
+
+def test_what_never_came_is_given_out_in_order_at_the_end() -> None:
+    replay = Replay()
+    assert replay.take([*on_gpu(), ("step", 10_004, 4, False)]) == []
+    assert [step["update"] for step in replay.rest()] == [1, 2, 3, 4]
+
+
 def test_a_step_on_a_gpu_is_given_out_once_its_device_times_have_come() -> None:
     replay = Replay()
     assert replay.take(on_gpu()) == []

@@ -28,13 +28,13 @@ class Watched:
         *,
         marks: list[tuple[str, Any]] | None = None,
         losses: tuple[float, ...] = (),
-        late: bool = False,
+        opens_next: bool = True,
     ) -> None:
         """Queue a step's work, and close it."""
         self.update += 1
         self.cuda.work(ms)
         slots = [self.deferred.value_of(FakeNumber(loss)) for loss in losses]
-        self.clock.close(self.update, marks or [], slots, [], late=late)
+        self.clock.close(self.update, marks or [], slots, [], opens_next=opens_next)
 
     def times(self) -> dict[int, float | None]:
         return {event[1]: event[2] for event in self.logged}
@@ -66,8 +66,8 @@ def test_a_step_lasts_from_boundary_to_boundary_and_the_first_has_none(watched: 
     assert all(event[6] == "" for event in watched.logged)
 
 
-def test_a_step_that_was_closed_late_has_no_time_and_opens_none(watched: Watched) -> None:
-    watched.step(1.0, late=True)
+def test_a_step_after_one_that_opens_none_has_no_time(watched: Watched) -> None:
+    watched.step(1.0, opens_next=False)
     for ms in (2.0, 3.0):
         watched.step(ms)
     watched.cuda.catch_up()
@@ -75,14 +75,25 @@ def test_a_step_that_was_closed_late_has_no_time_and_opens_none(watched: Watched
     assert watched.times() == {1: None, 2: None, 3: 3.0}
 
 
-def test_a_step_that_nobody_looked_at_has_its_time(watched: Watched) -> None:
+def test_after_steps_that_nobody_looked_at_a_step_can_be_opened(watched: Watched) -> None:
     watched.step(1.0)
-    for update in range(2, 6):
-        watched.cuda.work(2.0)
-        watched.clock.tick(update)
+    watched.step(2.0, opens_next=False)
+    watched.cuda.work(50.0)
+    watched.update = 9
+    watched.clock.open()
+    watched.step(3.0, opens_next=False)
     watched.cuda.catch_up()
     watched.clock.drain()
-    assert watched.times() == {1: None, 2: 2.0, 3: 2.0, 4: 2.0, 5: 2.0}
+    assert watched.times() == {1: None, 2: 2.0, 10: 3.0}
+
+
+def test_events_of_steps_that_stand_alone_are_used_again(watched: Watched) -> None:
+    for _ in range(100):
+        watched.clock.open()
+        watched.step(1.0, marks=[("forward", watched.clock.mark())], opens_next=False)
+        watched.cuda.catch_up()
+        watched.clock.drain()
+    assert len(watched.clock._pool) <= 4
 
 
 @settings(deadline=None, max_examples=50)
@@ -149,8 +160,7 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_being_captured(watched:
         assert watched.clock.event() is None
         assert watched.clock.mark() is None
         watched.step(1.0, marks=[("forward", None)])  # the eighth, at which it would look
-        watched.update += 1
-        watched.clock.tick(watched.update)
+        watched.step(1.0)
     watched.step(1.0)
     watched.step(1.0)
     watched.cuda.catch_up()
