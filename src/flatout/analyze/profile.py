@@ -223,17 +223,18 @@ def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:
             making = workers
         elif not entry["num_workers"] and without == 1 and rank.about.get("in_loop"):
             making = [rank.about["in_loop"]]
-        found.append(_loader_use(entry, batches, wait_ns, making))
+        found.append(_loader_use(entry, batches, wait_ns, making, sum(map(_training_ns, rank.steps))))
     return tuple(found)
 
 
 def _loader_use(
-    entry: dict[str, Any], batches: int, wait_ns: int, making: Sequence[dict[str, Any]]
+    entry: dict[str, Any], batches: int, wait_ns: int, making: Sequence[dict[str, Any]], training_ns: int
 ) -> LoaderUse:
     settings = {name: value for name, value in entry.items() if name != "data_set"}
     made = sum(worker["batches"] for worker in making)
-    alive_ns = sum(worker["seen_ns"] - worker["started_ns"] for worker in making if "seen_ns" in worker)
     busy_ns = sum(worker["busy_ns"] for worker in making)
+    # Of the time in which the loop trained: a worker lives through starts and evaluations too.
+    could_ns = entry["num_workers"] * training_ns
     unknown = {} if entry["num_workers"] else {"workers_busy_share": "the loader has no workers"}
     return LoaderUse(
         data_set=entry["data_set"],
@@ -242,7 +243,7 @@ def _loader_use(
         wait_ms=wait_ns / batches / NS_PER_MS,
         load_ms=sum(w["load_ns"] for w in making) / made / NS_PER_MS if made else None,
         collate_ms=sum(w["collate_ns"] for w in making) / made / NS_PER_MS if made else None,
-        workers_busy_share=min(1.0, busy_ns / alive_ns) if alive_ns else None,
+        workers_busy_share=min(1.0, busy_ns / made * batches / could_ns) if made and could_ns else None,
         unknown=unknown,
     )
 

@@ -70,6 +70,10 @@ class Replay:
     def __init__(self) -> None:
         # The last update that was made, whether or not its device times have come.
         self.updates = 0
+        # Where levers take turns: the generation and number of the arm that is on, and levers that failed.
+        self.arm: tuple[int, int] | None = None
+        self._in_block = 0
+        self.dropped: dict[str, str] = {}
         self._lead_root: int | None = None
         self._thread: int | None = None
         self._started_ns: int | None = None
@@ -94,6 +98,10 @@ class Replay:
                 self._on_device = bool(event[1])
                 if not self._on_device:  # lost: what was waited for will never come
                     done += self.rest()
+            elif kind == "arm":
+                self.arm, self._in_block = (event[2], event[3]), 0
+            elif kind == "dropped":
+                self.dropped[event[1]] = event[2]
             elif kind == "start":
                 self._started_ns = event[1]
             elif kind == "thread":
@@ -127,6 +135,9 @@ class Replay:
         step = build_step(inside, started_ns, ended_ns, self._lead_root)
         # Of later steps only some are looked at; the others have their time and nothing else.
         step = {"update": update, "watched": seen is not False, **step, **(seen or {})}
+        if self.arm is not None:
+            self._in_block += 1
+            step |= {"arm": self.arm, "in_block": self._in_block}
         if self._on_device and step["watched"]:
             self._waiting[update] = step
             return []

@@ -29,6 +29,7 @@ class ForwardTap:
         self._trained: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._seats: list[tuple[Any, Any, Any]] = []
+        self._seats_with_levers: list[tuple[Any, Any, Any]] = []
 
     def install(self) -> None:
         """Watch every module call until the first update shows which ones train."""
@@ -41,19 +42,24 @@ class ForwardTap:
         if self._call_patch is not None:
             self._call_patch.undo()
         undo_all(self._patches)
-        for root, seat, found in self._seats:
+        for root, seat, found in [*self._seats[::-1], *self._seats_with_levers[::-1]]:
             if root.__dict__.get(_SEAT) is seat:
                 if found is None:
                     root.__dict__.pop(_SEAT)
                 else:
                     root.__dict__[_SEAT] = found
-        self._seats = []
+        self._seats, self._seats_with_levers = [], []
 
     def watch_again(self) -> None:
         """Watch every call (again): a new optimizer may train a model that nobody has seen."""
         if self._call_patch is None:
             module = self._session.torch.nn.Module
             self._call_patch = Patch(module, "__call__", self._watched(module.__call__))
+
+    def _let_go(self) -> None:
+        if self._call_patch is not None:
+            self._call_patch.undo()
+            self._call_patch = None
 
     def settle(self, optimized: set[int]) -> None:
         """An update is done: take the seats and let go of `Module.__call__`.
@@ -62,8 +68,7 @@ class ForwardTap:
         """
         if self._call_patch is None or not self._trained:
             return
-        self._call_patch.undo()
-        self._call_patch = None
+        self._let_go()
         sizes = {key: _size(root, optimized) for key, root in self._trained.items()}
         lead = max(sizes, key=sizes.__getitem__)
         self._session.log.add(("root", self._number(self._trained[lead])))
@@ -148,15 +153,23 @@ class ForwardTap:
         own = thread()
         self._inside.add(own)
         session.busy += 1
+        # The compiler traces into a patched `Module.__call__`; inside a root nobody needs it.
+        watches_all = session.scene is not None and self._call_patch is not None
+        if watches_all:
+            self._let_go()
         started = clock()
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
+            if watches_all:
+                self.watch_again()
             self._inside.discard(own)
             session.busy -= 1
             session.ending.raised(error)
             raise
         ended = clock()
+        if watches_all:
+            self.watch_again()
         self._inside.discard(own)
         session.busy -= 1
         if "forward" not in session.failed:
@@ -178,12 +191,33 @@ class ForwardTap:
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         session = self._session
-        if id(module) not in self._trained:
+        is_new = id(module) not in self._trained
+        if is_new:
             self._trained[id(module)] = module
         if session.pairing is not None:
             session.guarded("pairing", session.pairing.called, module, args, kwargs)
+        if session.habits is not None:
+            session.guarded("habits", session.habits.called, args, kwargs)
+        if is_new:
+            self._begin(module)
         if session.detailed:
             session.gpu.mark("forward")
+
+    def _begin(self, root: Any) -> None:
+        """The first training call of a root: what must be there before it runs."""
+        session = self._session
+        trains = any(parameter.requires_grad for parameter in root.parameters())
+        if session.guarding is not None and trains:
+            session.guarded("guarding", session.guarding.begin, root)
+        if session.scene is not None and trains:
+            # Under DistributedDataParallel, levers belong inside: its hooks must see what they produce.
+            inner = root.__dict__.get("_modules", {}).get("module")
+            target = inner if inner is not None and type(root).__name__ in _WRAPPERS else root
+            found = target.__dict__.get(_SEAT)
+            seat = session.scene.call_of(target, found or target._call_impl)  # noqa: SLF001
+            target.__dict__[_SEAT] = seat
+            self._seats_with_levers.append((target, seat, found))
+            session.scene.begin(target)
 
     def _after(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.inside import stopping
 from flatout.inside.backward import BackwardTap
+from flatout.inside.bench import Bench
 from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
@@ -18,6 +19,9 @@ from flatout.inside.copies import CopiesTap
 from flatout.inside.ending import Ending
 from flatout.inside.forward import ForwardTap
 from flatout.inside.gpu_side import GpuSide
+from flatout.inside.guarding import Guarding
+from flatout.inside.habits import HabitsTap
+from flatout.inside.imports import after_import
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
@@ -25,6 +29,7 @@ from flatout.inside.memory import MemoryTap, held_by
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing
 from flatout.inside.ranges import Ranges
+from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
 from flatout.inside.workers import WorkersTap, leave_workers_alone
@@ -42,6 +47,7 @@ _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "memory": MemoryTap,
     "collector": CollectorTap,
     "compiler": CompilerTap,
+    "habits": HabitsTap,
 }
 # By now optimizers have their state and gradients exist: what the job holds can be told apart.
 _LEARN_AT = 2
@@ -76,6 +82,10 @@ class Session:
         self.ending = Ending(self)
         self.pairing = Pairing(self, order.pair_updates) if order.pair_updates else None
         self.inspection = Inspection(self, order.inspect_updates) if order.inspect_updates else None
+        self.guarding = Guarding(self) if order.guard_updates or order.perturb else None
+        self.scene = Scene(self) if order.levers or order.bench else None
+        self.bench = Bench(self, self.scene) if order.bench and self.scene is not None else None
+        self.habits: HabitsTap | None = None
         self.in_backward = False
         self._memory: MemoryTap | None = None
         self._compiler: CompilerTap | None = None
@@ -105,7 +115,11 @@ class Session:
                 self._install(name, _TAPS[name])
         memory, compiler = self._taps.get("memory"), self._taps.get("compiler")
         self._memory = memory if isinstance(memory, MemoryTap) else None
+        habits = self._taps.get("habits")
+        self.habits = habits if isinstance(habits, HabitsTap) else None
         self._compiler = compiler if isinstance(compiler, CompilerTap) else None
+        if self.order.same_random:
+            after_import("torch._inductor.config", lambda config: setattr(config, "fallback_random", True))
         if self.order.loader:
             self._install("loader override", LoaderOverride)
         self._worker_loop = leave_workers_alone(self)
@@ -193,7 +207,12 @@ class Session:
             self._unsettled = late
             self._settle_taps()
         self.log.add(("step", ended_ns, updates, memory or {}))
-        self.watching = updates < _EVERY_STEP or not (updates + 1) % _LATER or self.ending.after is not None
+        self.watching = (
+            updates < _EVERY_STEP
+            or not (updates + 1) % _LATER
+            or self.ending.after is not None
+            or self.bench is not None
+        )
         self.gpu.close(updates, late=late)
         if self._compiler is not None:
             self._compiler.look()
@@ -202,6 +221,8 @@ class Session:
         self.busy = 0
         # A step that is closed late is no place to stop at, nor to begin to count: we are inside the next.
         if not late:
+            if self.bench is not None:
+                self.bench.step()
             self.ending.look(updates)
 
     def _settle_taps(self) -> None:
@@ -222,8 +243,10 @@ class Session:
         steps = self._taps.get("steps")
         return steps.lead() if isinstance(steps, StepsTap) else None
 
-    def optimizer_made(self) -> None:
+    def optimizer_made(self, optimizer: Any) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
+        if self.scene is not None:
+            self.scene.optimizer_made(optimizer)
         forward = self._taps.get("forward")
         self.watching = True
         if self.updates and isinstance(forward, ForwardTap):
@@ -236,6 +259,8 @@ class Session:
             self.facts["holds"] = held_by(steps.optimizers(), self.torch)
             self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
         self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
+        if self.habits is not None and isinstance(steps, StepsTap):
+            self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
 
     def roots(self) -> list[Any]:
         """The modules that train."""
@@ -262,8 +287,9 @@ class Session:
             self.guarded("steps", steps.flush)
         self.guarded("device", self.gpu.drain)
         writer = self._running_writer()
-        if self.inspection is not None:
-            self.guarded("inspection", self.inspection.write, writer.folder)
+        for name, written in (("inspection", self.inspection), ("guarding", self.guarding)):
+            if written is not None:
+                self.guarded(name, written.write, writer.folder)
         writer.close()
 
     # What is known of the process
@@ -314,6 +340,8 @@ class Session:
             asked = stopping.asked_to_stop_after(Path(self.order.folder))
             if asked is not None:
                 self.ending.ask(asked)
+            if self.bench is not None:
+                self.bench.look()
 
     def _seed(self, seed: int) -> None:
         import random

@@ -90,6 +90,8 @@ class StepsTap:
                 session.gpu.mark("optimizer")
             if session.inspection is not None:
                 session.guarded("inspection", session.inspection.before_update, optimizer)
+            if session.guarding is not None:
+                session.guarded("guarding", session.guarding.before_update, optimizer)
             if session.ending.counting is not None and key == self._lead:
                 session.ending.update_begins()
             if session.ranges is not None:
@@ -118,6 +120,8 @@ class StepsTap:
                 return
             session.busy -= 1
             session.log.add(("optimizer", self._started.pop(), now))
+            if session.guarding is not None:
+                session.guarded("guarding", session.guarding.after_update, optimizer)
             if session.ranges is not None:
                 session.ranges.pop()
             if session.in_backward:
@@ -178,7 +182,7 @@ class StepsTap:
         @functools.wraps(real)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             real(optimizer, *args, **kwargs)
-            session.guarded("steps", session.optimizer_made)
+            session.guarded("steps", session.optimizer_made, optimizer)
 
         return unseen(__init__)
 

@@ -19,7 +19,7 @@ from flatout.records.session import WORKERS_FOLDER
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
-_WRITE_EVERY_NS = 500_000_000
+_WRITE_EVERY_NS = 100_000_000
 
 
 class WorkersTap:

@@ -4,11 +4,13 @@ Read and written with the standard library alone: the user's environment may hol
 
     <folder>/
       stop.json                   from outside: the update after which every rank stops
+      arms.json                   from outside: levers to try by turns (`inside/bench.py`)
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
         events.jsonl              what happened, an array of events a line (`inside/log.py`)
         inspection.json           where the order asked for it: shapes, gradients, checksums
+        guard.json                where the order asked for it: gradients and parameters, as sketches
         workers/<pid>.json        what a DataLoader worker spent its time on
         stopped                   this rank has reached the update at which all stop
 """
@@ -32,6 +34,8 @@ ON_ITS_WAY = "?"
 INSPECTION_FILE = "inspection.json"
 WORKERS_FOLDER = "workers"
 STOP_FILE = "stop.json"
+ARMS_FILE = "arms.json"
+GUARD_FILE = "guard.json"
 STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"
 
@@ -71,6 +75,18 @@ class Order:
     nvtx: bool = False
     # DataLoader settings to use instead of the script's own (num_workers, pin_memory, ...).
     loader: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Levers that are on from the first training call: `{"id": ..., "settings": {...}}` each.
+    levers: tuple[dict[str, Any], ...] = ()
+    # Follow the parent's file of arms, and change levers at step boundaries.
+    bench: bool = False
+    # Sketches of gradients and parameters in the first updates, for the guard.
+    guard_updates: int = 0
+    # Before the first training call, change each parameter by so much of itself, at random.
+    perturb: float = 0.0
+    # Which of several perturbations.
+    perturbation: int = 0
+    # Compiled code draws the random numbers that code as written would draw.
+    same_random: bool = False
     # What trackers write offline during a trial.
     aside: str | None = None
     # Where writes go when no file system overlay protects the user's files.
@@ -92,4 +108,5 @@ class Order:
         given = {name: value for name, value in plain.items() if name in known}
         given["taps"] = tuple(given.get("taps", TAPS))
         given["redirect_except"] = tuple(given.get("redirect_except", ()))
+        given["levers"] = tuple(given.get("levers", ()))
         return cls(**given)

@@ -5,8 +5,10 @@ _MIB = 1 << 20
 
 
 def memory_size(count: float) -> str:
-    """Bytes of memory: "139.8 GiB", or MiB when small."""
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
+    """Bytes of memory: "139.8 GiB", or MiB or KiB when small."""
+    if count >= _GIB:
+        return f"{count / _GIB:.1f} GiB"
+    return f"{count / _MIB:.0f} MiB" if count >= _MIB or not count else f"{count / 1024:.0f} KiB"
 
 
 def byte_rate(bytes_per_s: float) -> str:

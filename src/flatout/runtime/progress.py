@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flatout.analyze.replay import Replay
 from flatout.analyze.steady import find_steady, median_interval
 from flatout.analyze.steps import NS_PER_MS, StepsReader
 from flatout.records.atomic import write_atomically
@@ -85,6 +86,15 @@ class Progress:
             and sum(kept) / 1000 >= rule.fewest_seconds
             and interval.half_width_share <= rule.precision
         )
+
+    def lead_steps(self) -> list[dict[str, Any]]:
+        """The steps of the first rank so far."""
+        return self._lead()
+
+    def lead_replay(self) -> Replay | None:
+        """What is known of the first rank beside its steps."""
+        training = [name for name, reader in self._readers.items() if reader.replay.updates]
+        return self._readers[min(training)].replay if training else None
 
     def ask_to_stop(self) -> None:
         """Name an update, the same for all ranks, that none of them has reached when it hears of it."""

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.analyze.steps import read_ranks
 from flatout.records.errors import EnvironmentProblem
@@ -41,6 +41,13 @@ _ROOT_CAUSE = re.compile(
 )
 
 
+class Director(Protocol):
+    """Someone who tells a running trial what to do next."""
+
+    def look(self, folder: Path, progress: Progress) -> bool:
+        """A few times a second: take in what came; whether the trial has shown enough."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialPlan:
     """What to run, what to look at, and when it is enough."""
@@ -53,6 +60,8 @@ class TrialPlan:
     startup_s: float = 900.0
     silence_s: float = 180.0
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Follows the job while it runs, in place of the rule.
+    director: Director | None = None
 
 
 def run_trial(
@@ -150,7 +159,7 @@ class _Attempt:
             kept.wait(_POLL_S)
             if progress.look():
                 self._tell(progress)
-                if progress.enough(plan.stop):
+                if plan.director is None and progress.enough(plan.stop):
                     progress.ask_to_stop()
                     deadline = None
             elif progress.first_update is None:
@@ -158,6 +167,9 @@ class _Attempt:
                 self._on_progress(f"{plan.name}: starting, {waited:.0f} s", 0, 0)
                 if waited > plan.startup_s:
                     return True
+            directed = plan.director is not None and not progress.asked_to_stop
+            if directed and plan.director is not None and plan.director.look(self._folder, progress):
+                progress.ask_to_stop()
             now = time.monotonic()
             if progress.first_update is not None:
                 allowed = max(plan.silence_s, 20 * (progress.median_ms() or 0) / 1000)

@@ -1,0 +1,60 @@
+"""Several arms in one process, by turns: a block of steps under some levers, then a block under others.
+
+The parent names the arms in a file, and may name others while the job runs. What an arm gives is compared
+with its neighbours in time, on the same machine in the same mood.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.tap import clock
+from flatout.records.session import ARMS_FILE
+
+if TYPE_CHECKING:
+    from flatout.inside.scene import Scene
+    from flatout.inside.session import Session
+
+
+class Bench:
+    """Follows the parent's file of arms, and changes levers at step boundaries."""
+
+    def __init__(self, session: "Session", scene: "Scene") -> None:
+        self._session = session
+        self._scene = scene
+        self._path = Path(session.order.folder) / ARMS_FILE
+        self._stamp = 0
+        self._next: dict[str, Any] | None = None
+        self._arms: list[list[dict[str, Any]]] = []
+        self._block = 1
+        self._generation = 0
+        self._arm = -1
+        self._left = 0
+
+    def look(self) -> None:
+        """In the writer's thread: has the parent named other arms?"""
+        try:
+            stamp = self._path.stat().st_mtime_ns
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._next = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return  # not there yet: it is written whole, by renaming
+
+    def step(self) -> None:
+        """A step boundary, in the thread that trains."""
+        if self._next is not None:
+            plan, self._next = self._next, None
+            self._generation = plan["generation"]
+            self._arms = plan["arms"]
+            self._block = max(1, plan["block_updates"])
+            self._arm, self._left = -1, 0
+        if not self._arms:
+            return
+        if self._left:
+            self._left -= 1
+        if not self._left:
+            self._arm = (self._arm + 1) % len(self._arms)
+            self._left = self._block
+            self._scene.switch(self._arms[self._arm])
+            self._session.log.add(("arm", clock(), self._generation, self._arm))

@@ -1,0 +1,128 @@
+"""What the guard needs to see: gradients and parameters of the first updates, as sketches; planted roundoff.
+
+A sketch is a short vector of random projections. The distance of two sketches tells the distance of the
+tensors that they stand for, without keeping either. Reads from the device at once: nobody is timed while it
+looks.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.records.session import GUARD_FILE
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+# Numbers in a sketch: distances are known to within a fifth.
+WIDTH = 64
+_COLUMNS = 4096
+_ROWS_AT_A_TIME = 8192
+
+
+class Guarding:
+    """Sketches every gradient and every parameter around the first updates of each optimizer."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._names: dict[int, str] = {}
+        self._seen: dict[int, int] = {}
+        self._records: list[dict[str, Any]] = []
+        self._signs: dict[Any, Any] = {}
+
+    def begin(self, root: Any) -> None:
+        """A root is about to train: its parameters have names, and get the roundoff that was ordered."""
+        for name, parameter in root.named_parameters():
+            self._names.setdefault(id(parameter), name)
+        if self._session.order.perturb:
+            self._perturb(root, self._session.order.perturb, self._session.order.perturbation)
+
+    def _perturb(self, root: Any, by: float, which: int) -> None:
+        """Change each trainable parameter by `by` of itself, up or down; no generator of the script's."""
+        torch = self._session.torch
+        with torch.no_grad():
+            for number, parameter in enumerate(root.parameters()):
+                if parameter.requires_grad and parameter.is_floating_point():
+                    generator = torch.Generator().manual_seed(7919 * which + number)
+                    signs = torch.randint(0, 2, (parameter.numel(),), generator=generator, dtype=torch.int8)
+                    change = (signs.to(parameter.device) * 2 - 1).view(parameter.shape).to(parameter.dtype)
+                    parameter.mul_(1 + by * change)
+
+    def before_update(self, optimizer: Any) -> None:
+        """Gradients are complete."""
+        if self._wants(optimizer):
+            self._session.busy += 1
+            try:
+                self._records.append(
+                    {
+                        "optimizer": len(self._seen) - 1,
+                        "gradients": self._sketches(optimizer, lambda parameter: parameter.grad),
+                        "before": self._sketches(optimizer, lambda parameter: parameter.detach()),
+                    }
+                )
+            finally:
+                self._session.busy -= 1
+
+    def after_update(self, optimizer: Any) -> None:
+        """Parameters have changed."""
+        if self._records and "after" not in self._records[-1]:
+            self._session.busy += 1
+            try:
+                after = self._sketches(optimizer, lambda parameter: parameter.detach())
+                self._records[-1]["after"] = after
+            finally:
+                self._session.busy -= 1
+
+    def write(self, folder: Path) -> None:
+        """Leave everything where the parent reads it."""
+        fresh = folder / f".{GUARD_FILE}.tmp"
+        fresh.write_text(json.dumps({"width": WIDTH, "updates": self._records}))
+        os.replace(fresh, folder / GUARD_FILE)  # noqa: PTH105
+
+    def _wants(self, optimizer: Any) -> bool:
+        seen = self._seen.get(id(optimizer), 0)
+        if seen >= self._session.order.guard_updates:
+            return False
+        self._seen[id(optimizer)] = seen + 1
+        return True
+
+    def _sketches(self, optimizer: Any, of: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        with self._session.torch.no_grad():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    tensor = of(parameter)
+                    name = self._names.get(id(parameter), f"parameter {len(found)}")
+                    found[name] = None if tensor is None else self._sketch(tensor)
+        return found
+
+    def _sketch(self, tensor: Any) -> list[float]:
+        """Random signs for rows and columns, then sums into a few buckets; in float32, by parts."""
+        torch = self._session.torch
+        flat = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+        flat = flat.reshape(-1)
+        rows = -(-flat.numel() // _COLUMNS)
+        by_column, by_row = self._random_signs(flat.device, rows)
+        total = torch.zeros(_COLUMNS, dtype=torch.float64, device=flat.device)
+        for start in range(0, rows, _ROWS_AT_A_TIME):
+            part = flat[start * _COLUMNS : (start + _ROWS_AT_A_TIME) * _COLUMNS].float()
+            missing = -part.numel() % _COLUMNS
+            if missing:
+                part = torch.nn.functional.pad(part, (0, missing))
+            part = part.view(-1, _COLUMNS)
+            total += (part * by_row[start : start + part.shape[0], None]).sum(0, dtype=torch.float64)
+        buckets = (total * by_column).view(WIDTH, -1).sum(1)
+        return [float(value) for value in buckets.tolist()]
+
+    def _random_signs(self, device: Any, rows: int) -> tuple[Any, Any]:
+        known = self._signs.get(device)
+        if known is None or known[1].numel() < rows:
+            torch = self._session.torch
+            generator = torch.Generator().manual_seed(1)
+            columns = torch.randint(0, 2, (_COLUMNS,), generator=generator).double() * 2 - 1
+            generator.manual_seed(2)
+            count = max(rows, 1 << 16)
+            of_rows = torch.randint(0, 2, (count,), generator=generator).float() * 2 - 1
+            known = self._signs[device] = (columns.to(device), of_rows.to(device))
+        return known

@@ -1,0 +1,137 @@
+"""The script's own ways, as levers need to know them: precision, compilation, optimizers, shapes, switches.
+
+Looked at once, after the first updates; nothing is patched for it but autocast's door, to see who goes
+through.
+"""
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers.fused_optimizer import supports_fused
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+class HabitsTap:
+    """Learns how the script does things."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._patches: list[Patch] = []
+        self._autocast = ""
+        self._scales_loss = False
+        self._shapes: set[Any] = set()
+        self._draws = False
+
+    def install(self) -> None:
+        """See whoever enters autocast, and whoever scales a loss."""
+        torch = self._session.torch
+        self._patches = [
+            Patch(torch.autocast, "__enter__", self._entering(torch.autocast.__enter__)),
+            Patch(torch.amp.GradScaler, "scale", self._scaling(torch.amp.GradScaler.scale)),
+        ]
+
+    def remove(self) -> None:
+        """Put both back."""
+        undo_all(self._patches)
+
+    def called(self, args: Any, kwargs: Any) -> None:
+        """A root was called for training."""
+        if len(self._shapes) <= 16:
+            self._shapes.add(
+                tuple(tuple(value.shape) for value in (*args, *kwargs.values()) if hasattr(value, "shape"))
+            )
+
+    def describe(self, roots: list[Any], optimizers: list[Any]) -> dict[str, Any]:
+        """Everything, as plain values."""
+        torch = self._session.torch
+        modules = [module for root in roots for module in root.modules()]
+        parameters = [parameter for root in roots for parameter in root.parameters()]
+        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+        images = [parameter for parameter in parameters if parameter.dim() == 4]
+        nn = torch.nn
+        return {
+            "autocast": self._autocast,
+            "scales_loss": self._scales_loss,
+            "parameter_dtype": dtypes[0] if len(dtypes) == 1 else ", ".join(dtypes) or "float32",
+            "compiles": self._compiles(roots),
+            "roots": [type(root).__qualname__ for root in roots],
+            "input_shapes": len(self._shapes),
+            "convolutions": sum(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in modules),
+            "dropout": any(
+                isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0  # noqa: SLF001
+                for module in modules
+            ),
+            "channels_last": bool(images)
+            and all(one.is_contiguous(memory_format=torch.channels_last) for one in images)
+            and not all(one.is_contiguous() for one in images),
+            "optimizers": [_optimizer(one) for one in optimizers],
+            "tf32": _tf32(torch),
+            "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+            "deterministic": bool(torch.backends.cudnn.deterministic)
+            or bool(torch.are_deterministic_algorithms_enabled()),
+            "anomaly_mode": bool(torch.is_anomaly_enabled()),
+            "sync_debug_mode": torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0,
+            "cpu_bf16": _cpu_computes_in_bf16(torch),
+            "cpp_compiler": bool(shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")),
+            "threads": torch.get_num_threads(),
+            "capability": list(torch.cuda.get_device_capability(self._session.device))
+            if self._session.on_gpu
+            else None,
+        }
+
+    def _compiles(self, roots: list[Any]) -> bool:
+        """Whether the script has compiled anything: our own levers are not on in a baseline."""
+        if any("_orig_mod" in vars(root).get("_modules", {}) for root in roots):
+            return True
+        events = self._session.torch.__dict__.get("_dynamo")
+        counters = getattr(getattr(events, "utils", None), "counters", {})
+        return bool(counters.get("stats", {}).get("unique_graphs"))
+
+    def _entering(self, real: Any) -> Any:
+        tap = self
+
+        def __enter__(autocast: Any) -> Any:  # noqa: N807
+            if getattr(autocast, "_enabled", False):
+                dtype = str(getattr(autocast, "fast_dtype", ""))
+                tap._autocast = tap._autocast or _SHORT.get(dtype, dtype)
+            return real(autocast)
+
+        return unseen(__enter__)
+
+    def _scaling(self, real: Any) -> Any:
+        tap = self
+
+        def scale(scaler: Any, outputs: Any) -> Any:
+            tap._scales_loss = tap._scales_loss or scaler.is_enabled()
+            return real(scaler, outputs)
+
+        return unseen(scale)
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    return {
+        "name": type(optimizer).__qualname__,
+        "fused": group.get("fused"),
+        "foreach": group.get("foreach"),
+        "supports_fused": supports_fused(optimizer),
+    }
+
+
+def _tf32(torch: Any) -> bool:
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # the script uses the new names
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+
+def _cpu_computes_in_bf16(torch: Any) -> bool:
+    return any(
+        bool(getattr(torch.cpu, name, bool)())
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "is_amx_tile_supported")
+    )

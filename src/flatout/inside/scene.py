@@ -1,0 +1,183 @@
+"""Levers in the user's process: which are on, what they put around the roots' calls, and what became of them.
+
+Levers that need no process of their own come on with the first training call: by then the script has set its
+switches, and everything that it made exists. A lever that fails is taken off, and the call is run as written.
+"""
+
+import contextlib
+import json
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.tap import unseen
+from flatout.levers.catalogue import BY_ID
+from flatout.levers.lever import Call, Lever, Refused
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+Wanted = Sequence[dict[str, Any]]
+
+
+class Scene:
+    """What levers see of the process, and the levers that are on."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self.torch = session.torch
+        self.device: Any = None
+        self._made: dict[str, Lever] = {}
+        self._on: dict[str, Lever] = {}
+        self._roots: list[Any] = []
+        self._optimizers: list[weakref.ref[Any]] = []
+        # By root: its call as written, and the calls that were composed around it so far.
+        self._as_written: dict[int, Call] = {}
+        self._composed: dict[tuple[int, tuple[str, ...]], Call] = {}
+        self._wanted: Wanted = session.order.levers
+        self._begun = False
+        session.facts["levers"] = {}
+
+    # What levers see
+
+    def optimizers(self) -> list[Any]:
+        """Every optimizer of the process that lives."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def roots(self) -> list[Any]:
+        """The modules that train."""
+        return list(self._roots)
+
+    def note(self, lever: str, text: str) -> None:
+        """Leave a word for the report."""
+        self._session.facts["levers"].setdefault(lever, {})["note"] = text
+
+    # What the session tells
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """The script made an optimizer."""
+        self._optimizers.append(weakref.ref(optimizer))
+        for lever in list(self._on.values()):
+            with self._dropping(lever):
+                lever.on_optimizer(optimizer)
+
+    def begin(self, root: Any) -> None:
+        """A root is about to be called for training, for the first time."""
+        self._roots.append(root)
+        if self.device is None:
+            self.device = next((parameter.device for parameter in root.parameters()), None)
+        if not self._begun:
+            self._begun = True
+            self.switch(self._wanted)
+        else:  # what changes the roots themselves must know of this one too
+            self.switch([])
+            self.switch(self._wanted)
+
+    def switch(self, wanted: Wanted) -> None:
+        """Between two steps: exactly these levers are on from here on."""
+        self._wanted = wanted
+        keys = {_key(one): one for one in wanted}
+        for key in [key for key in self._on if key not in keys]:
+            lever = self._on.pop(key)
+            with self._dropping(lever):
+                lever.undo()
+        for key, one in keys.items():
+            if key not in self._on and not self._is_dropped(one["id"]):
+                self._turn_on(key, one)
+
+    def call_of(self, root: Any, as_written: Call) -> Call:
+        """The call of a root with whatever levers are on; evaluation runs as written."""
+        self._as_written[id(root)] = as_written
+        grad_enabled, scene = self.torch.is_grad_enabled, self
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not scene._on or not grad_enabled() or not root.training:
+                return as_written(*args, **kwargs)
+            return scene._call(root, as_written, args, kwargs)
+
+        return unseen(call)
+
+    # How a lever comes on, works and goes
+
+    def _turn_on(self, key: str, one: dict[str, Any]) -> None:
+        kind = BY_ID.get(one["id"])
+        if kind is None:
+            self._drop(one["id"], "this version of Flatout does not know it")
+            return
+        lever = self._made.get(key)
+        if lever is None:
+            lever = self._made[key] = kind(self, dict(one.get("settings", {})))
+        try:
+            lever.apply()
+        except Refused as refusal:
+            self._drop(lever.id, str(refusal))
+        except Exception as error:  # noqa: BLE001 - a lever may fail alone
+            self._drop(lever.id, f"{type(error).__name__}: {error}")
+        else:
+            self._on[key] = lever
+            self._session.facts["levers"].setdefault(lever.id, {})["applied"] = True
+
+    @unseen
+    def _call(self, root: Any, as_written: Call, args: Any, kwargs: Any) -> Any:
+        random = self._random_state()
+        try:
+            return self._composed_for(root)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a lever may fail alone
+            self._put_random_state_back(random)
+            result = as_written(*args, **kwargs)  # where this raises too, the error is the script's own
+            self._blame(error)
+            return result
+
+    def _composed_for(self, root: Any) -> Call:
+        levers = sorted((item for item in self._on.items() if item[1].layer), key=lambda item: item[1].layer)
+        key = (id(root), tuple(name for name, _ in levers))
+        call = self._composed.get(key)
+        if call is None:
+            call = self._as_written[id(root)]
+            for _, lever in levers:
+                call = lever.around(root, call)
+            self._composed[key] = call
+        return call
+
+    def _blame(self, error: Exception) -> None:
+        """A call failed that goes well as written: the innermost lever around it is the first suspect."""
+        suspects = sorted((lever for lever in self._on.values() if lever.layer), key=lambda one: one.layer)
+        if suspects:
+            words = str(error).strip().splitlines() or [""]
+            self._take_off(suspects[0], f"{type(error).__name__}: {words[0][:300]}")
+
+    @contextlib.contextmanager
+    def _dropping(self, lever: Lever) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a lever may fail alone
+            self._take_off(lever, f"{type(error).__name__}: {error}")
+
+    def _take_off(self, lever: Lever, reason: str) -> None:
+        for key in [key for key, one in self._on.items() if one is lever]:
+            self._on.pop(key)
+            with contextlib.suppress(Exception):
+                lever.undo()
+        self._drop(lever.id, reason)
+
+    def _drop(self, lever: str, reason: str) -> None:
+        self._session.facts["levers"].setdefault(lever, {})["dropped"] = reason
+        self._session.log.add(("dropped", lever, reason))
+
+    def _is_dropped(self, lever: str) -> bool:
+        return "dropped" in self._session.facts["levers"].get(lever, {})
+
+    def _random_state(self) -> tuple[Any, Any]:
+        torch = self.torch
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if on_gpu else None
+
+    def _put_random_state_back(self, state: tuple[Any, Any]) -> None:
+        host, device = state
+        self.torch.set_rng_state(host)
+        if device is not None:
+            self.torch.cuda.set_rng_state(device, self.device)
+
+
+def _key(one: dict[str, Any]) -> str:
+    return json.dumps([one["id"], one.get("settings", {})], sort_keys=True)

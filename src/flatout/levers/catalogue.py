@@ -1,0 +1,24 @@
+"""Every lever. The order is that of the documentation; the search has its own."""
+
+from flatout.levers.bf16 import Bf16
+from flatout.levers.channels_last import ChannelsLast
+from flatout.levers.compile import Compile
+from flatout.levers.cudnn_autotune import CudnnAutotune
+from flatout.levers.debug_modes import DebugModes
+from flatout.levers.fused_optimizer import FusedOptimizer
+from flatout.levers.garbage_collector import GarbageCollector
+from flatout.levers.lever import Lever
+from flatout.levers.tf32 import Tf32
+
+LEVERS: tuple[type[Lever], ...] = (
+    Tf32,
+    Bf16,
+    Compile,
+    FusedOptimizer,
+    ChannelsLast,
+    CudnnAutotune,
+    GarbageCollector,
+    DebugModes,
+)
+
+BY_ID: dict[str, type[Lever]] = {lever.id: lever for lever in LEVERS}

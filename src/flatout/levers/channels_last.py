@@ -1,0 +1,71 @@
+"""Images with their channels last."""
+
+from typing import Any
+
+from flatout.levers.job import JobFacts, amdahl
+from flatout.levers.lever import Call, Lever, Settings
+
+
+class ChannelsLast(Lever):
+    """Images and convolution weights with their channels last in memory.
+
+    Tensor cores want channels next to each other; in the usual order cuDNN transposes before and after each
+    convolution. Shapes stay as they are, only strides change; checkpoints hold the same values.
+    """
+
+    id = "channels-last"
+    title = "channels last"
+    safety = "numeric"
+    layer = 30
+
+    @classmethod
+    def check(cls, job: JobFacts) -> str:
+        """Needs two-dimensional convolutions in the usual order."""
+        if not job.habit("convolutions"):
+            return "the model has no two-dimensional convolution"
+        if job.habit("channels_last"):
+            return "the script uses it already"
+        return ""
+
+    @classmethod
+    def predict(cls, job: JobFacts, settings: Settings) -> float:
+        """Convolutions in low precision gain most."""
+        shares = job.device_shares or job.host_shares
+        model = shares.get("forward", 0.0) + shares.get("backward", 0.0)
+        return amdahl(model, 1.3 if job.products_dtype in ("bf16", "fp16", "tf32") else 1.1)
+
+    def apply(self) -> None:
+        """Change the strides of every four-dimensional parameter; each remembers what it had."""
+        self._found: list[tuple[Any, tuple[int, ...]]] = []
+        torch = self.scene.torch
+        with torch.no_grad():
+            for root in self.scene.roots():
+                for parameter in root.parameters():
+                    if parameter.dim() == 4 and parameter.is_contiguous():
+                        self._found.append((parameter, parameter.stride()))
+                        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+    def undo(self) -> None:
+        """Put the strides back."""
+        torch = self.scene.torch
+        with torch.no_grad():
+            for parameter, stride in self._found:
+                plain = torch.empty_strided(
+                    parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
+                )
+                parameter.data = plain.copy_(parameter.data)
+        self._found = []
+
+    def around(self, root: Any, call: Call) -> Call:
+        """Images come in with their channels last."""
+        last = self.scene.torch.channels_last
+
+        def changed(value: Any) -> Any:
+            if hasattr(value, "dim") and value.dim() == 4 and value.is_floating_point():
+                return value.contiguous(memory_format=last)
+            return value
+
+        def with_channels_last(*args: Any, **kwargs: Any) -> Any:
+            return call(*map(changed, args), **{name: changed(value) for name, value in kwargs.items()})
+
+        return with_channels_last

@@ -1,0 +1,139 @@
+"""torch.compile around the model's call."""
+
+import sys
+import weakref
+from typing import Any
+
+from flatout.levers.job import JobFacts, amdahl
+from flatout.levers.lever import Call, Lever, Settings
+from flatout.levers.outputs import map_tensors
+
+# Outputs up to this size are copied out of a CUDA graph's memory: losses that a script collects.
+_SMALL_BYTES = 1 << 20
+# The script's variable, ours, and the argument of getrefcount.
+_ONE_NAME = 3
+
+
+class Compile(Lever):
+    """torch.compile of the model's call, with the settings that measure best.
+
+    Fuses what is bound by memory and by launches. `reduce-overhead` adds CUDA graphs, which take away what is
+    left of the launches; it is refused where gradients are accumulated over several calls. The first step
+    takes long: that time is recorded, and a plan whose compilation would not pay back within the job is not
+    chosen. A compilation that yields no graph counts as failed. Evaluation runs as written.
+    """
+
+    id = "compile"
+    title = "torch.compile"
+    safety = "numeric"
+    layer = 10
+
+    @classmethod
+    def check(cls, job: JobFacts) -> str:
+        """The script must not compile itself, and must keep to a few shapes."""
+        if job.habit("compiles"):
+            return "the script compiles itself"
+        if not job.on_gpu and not job.habit("cpp_compiler"):
+            return "there is no C++ compiler, which torch.compile needs for CPU code"
+        if job.habit("input_shapes", 1) > 8:
+            return f"inputs came in {job.habit('input_shapes')} shapes: each would be compiled anew"
+        return ""
+
+    @classmethod
+    def variants(cls, job: JobFacts) -> tuple[Settings, ...]:
+        """Plain first; with CUDA graphs where one call makes one step."""
+        if not job.on_gpu:
+            return ({"mode": "default"},)
+        graphs = (
+            job.micro_batches <= 1 and job.habit("input_shapes", 1) == 1 and len(job.habit("roots", ())) <= 1
+        )
+        return ({"mode": "default"}, {"mode": "reduce-overhead"}) if graphs else ({"mode": "default"},)
+
+    @classmethod
+    def predict(cls, job: JobFacts, settings: Settings) -> float:
+        """Products stay; of the rest of forward and backward about half goes away by fusion."""
+        shares = job.device_shares or job.host_shares
+        model = sum(shares.get(part, 0.0) for part in ("forward", "loss", "backward"))
+        products = job.products_share(job.products_dtype) or 0.0
+        rest = max(0.0, model - products)
+        if job.on_gpu and settings.get("mode") == "reduce-overhead" and job.busy_share is not None:
+            return amdahl(rest, 2.0) * amdahl(max(0.0, 1.0 - job.busy_share), 4.0)
+        return amdahl(rest, 2.0 if job.on_gpu else 1.3)
+
+    def around(self, root: Any, call: Call) -> Call:
+        """Compile a fresh plain function: `Module.compile` of a module of torch's own compiles nothing."""
+        torch, mode = self.scene.torch, self.settings.get("mode", "default")
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        compiled = torch.compile(inner, mode=None if mode == "default" else mode)
+        if mode not in ("reduce-overhead", "max-autotune"):
+            return self._insisting_on_a_graph(compiled)
+        return self._insisting_on_a_graph(_with_graphs_memory_kept(torch, compiled, call))
+
+    def _insisting_on_a_graph(self, compiled: Call) -> Call:
+        known = self.scene.torch._dynamo.utils.counters["stats"]  # noqa: SLF001
+        before = known["unique_graphs"]
+        seen = False
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            result = compiled(*args, **kwargs)
+            if not seen:
+                seen = True
+                if known["unique_graphs"] == before:
+                    raise RuntimeError("torch.compile found nothing that it could compile")
+            return result
+
+        return checked
+
+
+def _with_graphs_memory_kept(torch: Any, compiled: Call, as_written: Call) -> Call:
+    """Outputs of a CUDA graph lie where the next replay writes: small ones are copied out.
+
+    A large one that the script still holds by more than one name when the next step begins makes that
+    step run as written, and all after it copy everything.
+    """
+    lent: list[_Lent] = []
+    copy_all = False
+
+    def keep(tensor: Any) -> Any:
+        if copy_all or tensor.nbytes <= _SMALL_BYTES:
+            return tensor.clone()
+        lent.append(_Lent(torch, tensor))
+        return tensor
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal copy_all
+        held = any(one.is_held() for one in lent)
+        lent.clear()
+        if held:
+            copy_all = True
+            return as_written(*args, **kwargs)
+        torch.compiler.cudagraph_mark_step_begin()
+        return map_tensors(keep, compiled(*args, **kwargs))
+
+    return call
+
+
+class _Lent:
+    """An output that lies in a graph's memory, and whether the script keeps it beyond its step.
+
+    In `out = model(x)` the old `out` lives until the new one is there, so one name is no sign of keeping it;
+    a second name, a view or a detached copy is.
+    """
+
+    def __init__(self, torch: Any, tensor: Any) -> None:
+        self._uses = torch._C._storage_Use_Count  # noqa: SLF001
+        self._alone = self._uses(torch.empty(1).untyped_storage()._cdata)  # noqa: SLF001
+        self._tensor = weakref.ref(tensor)
+        self._storage = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+
+    def is_held(self) -> bool:
+        tensor = self._tensor()
+        if tensor is None:
+            return not self._storage.expired()
+        if sys.getrefcount(tensor) > _ONE_NAME:
+            return True
+        return bool(self._uses(tensor.untyped_storage()._cdata) > self._alone)  # noqa: SLF001

@@ -1,0 +1,66 @@
+"""What the baseline showed of a job, as levers need it to know whether they apply and what they give."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """Facts of one job on one device. Shares are of the step; what is not known is None or empty."""
+
+    device: str = "cpu"
+    # CUDA compute capability.
+    capability: tuple[int, int] | None = None
+    step_ms: float = 0.0
+    # Share of the step by part, on the host and (where events were recorded) on the device.
+    host_shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    device_shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Share of the time in which some kernel ran.
+    busy_share: float | None = None
+    flops_per_step: float | None = None
+    # Products per second by dtype, measured on this device, else rated.
+    peaks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    micro_batches: float = 1.0
+    # What the session learned of the script's own ways (`inside/habits.py`).
+    habits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loaders: tuple[Mapping[str, Any], ...] = ()
+    ranks: int = 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it trains on a CUDA device."""
+        return self.device.startswith("cuda")
+
+    def habit(self, name: str, default: Any = None) -> Any:
+        """One fact of the script's ways."""
+        return self.habits.get(name, default)
+
+    @property
+    def products_dtype(self) -> str:
+        """In what the products are computed now."""
+        if self.habit("autocast"):
+            return str(self.habit("autocast"))
+        dtype = str(self.habit("parameter_dtype", "float32"))
+        if dtype == "float32" and self.on_gpu and self.habit("tf32"):
+            return "tf32"
+        return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+
+    def products_share(self, dtype: str) -> float | None:
+        """The share of the step that the products would take at the peak of `dtype`; None where unknown."""
+        peak = self.peaks.get(dtype)
+        if not peak or not self.flops_per_step or not self.step_ms:
+            return None
+        return min(1.0, self.flops_per_step / peak / (self.step_ms / 1000))
+
+    def speedup_by_dtype(self, dtype: str) -> float:
+        """What faster products alone would give; Amdahl's law over what the peaks of both dtypes promise."""
+        before, after = self.products_share(self.products_dtype), self.products_share(dtype)
+        if before is None or after is None or after >= before:
+            return 1.0
+        return 1.0 / (1.0 - before + after)
+
+
+def amdahl(share: float, factor: float) -> float:
+    """A share of the step made `factor` times faster."""
+    return 1.0 / (1.0 - share + share / factor)

@@ -1,0 +1,91 @@
+"""What every lever offers, in both of the processes in which it lives.
+
+In Flatout's own process: `check` says from what the baseline showed whether it may be tried, `variants` with
+which settings, `predict` what it should give. In the user's process: `apply` and `undo`, between two steps of
+the running job, and `around`, for what has to happen around the call of a root module.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Protocol
+
+from flatout.levers.job import JobFacts
+
+Call = Callable[..., Any]
+# The same numbers bit for bit; other draws of the same; other rounding; less memory for more work; another
+# training.
+Safety = Literal["exact", "resampled", "numeric", "memory", "recipe"]
+Settings = dict[str, Any]
+
+
+class Refused(Exception):
+    """A lever cannot be applied to this job; the message says why. Nothing was changed."""
+
+
+class Scene(Protocol):
+    """What a lever sees of the user's process."""
+
+    torch: Any
+    # The device on which the model trains.
+    device: Any
+
+    def optimizers(self) -> list[Any]:
+        """Every optimizer of the process that lives."""
+
+    def roots(self) -> list[Any]:
+        """The modules that train."""
+
+    def note(self, lever: str, text: str) -> None:
+        """Leave a word for the report."""
+
+
+class Lever:
+    """A change of the job that can be taken back. Subclasses say what and how; this one changes nothing."""
+
+    id: ClassVar[str]
+    # In a word or three, for tables.
+    title: ClassVar[str]
+    safety: ClassVar[Safety]
+    # By how much numbers may differ, relative to themselves: the unit roundoff of what it computes in.
+    roundoff: ClassVar[float] = 2.0**-23
+    # Levers with which it makes no sense.
+    conflicts: ClassVar[tuple[str, ...]] = ()
+    # Whether it can be applied and undone between two steps; others need a process of their own.
+    switchable: ClassVar[bool] = True
+    # Its place around the call of a root: higher is further out. 0: it has none.
+    layer: ClassVar[int] = 0
+
+    def __init__(self, scene: Scene, settings: Settings) -> None:
+        self.scene = scene
+        self.settings = settings
+
+    # In Flatout's process
+
+    @classmethod
+    def check(cls, job: JobFacts) -> str:
+        """Why it must not or need not be tried on this job; empty where it may."""
+        return ""
+
+    @classmethod
+    def variants(cls, job: JobFacts) -> tuple[Settings, ...]:
+        """The settings to try, the most promising first."""
+        return ({},)
+
+    @classmethod
+    def predict(cls, job: JobFacts, settings: Settings) -> float:
+        """How many times faster a step should be."""
+        return 1.0
+
+    # In the user's process
+
+    def apply(self) -> None:
+        """Make the change; raises Refused where that cannot be."""
+
+    def undo(self) -> None:
+        """Put everything back exactly as it was found."""
+
+    def around(self, root: Any, call: Call) -> Call:
+        """The call of a root while this lever is on."""
+        return call
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made while this lever is on."""

@@ -1,0 +1,179 @@
+"""The plan that tuning found, and its file: flatout.toml, made to be read and edited by people.
+
+flatout.toml
+  [job]         what it was measured on: script, arguments, device, versions
+  [measured]    what it gave there
+  [[lever]]     one for each change, with its settings; the comment above it says why it is there
+"""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.records.atomic import write_atomically
+from flatout.records.errors import BadConfig
+
+PLAN_FILE = "flatout.toml"
+PLAN_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One lever of a plan."""
+
+    id: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    predicted_speedup: float | None = None
+    measured_speedup: float | None = None
+    # Why it is there, in a line; written as a comment, and not read back.
+    reason: str = ""
+
+    def order(self) -> dict[str, Any]:
+        """What a session needs to know of it."""
+        return {"id": self.id, "settings": self.settings}
+
+    def words(self) -> str:
+        """As in a sentence: `compile (reduce-overhead)`."""
+        values = [
+            f"{name}={value}" if not isinstance(value, str) else value
+            for name, value in self.settings.items()
+        ]
+        return f"{self.id} ({', '.join(values)})" if values else self.id
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """What a plan was measured on. Elsewhere each lever is checked again."""
+
+    script: str
+    script_sha256: str
+    arguments: tuple[str, ...] = ()
+    device: str = ""
+    torch: str = ""
+    flatout: str = ""
+
+    def differences(self, other: "Fingerprint") -> list[str]:
+        """In words, what is not the same now."""
+        found = []
+        for field in dataclasses.fields(self):
+            before, now = getattr(self, field.name), getattr(other, field.name)
+            if before == now or not before or not now:
+                continue
+            if field.name == "script_sha256":
+                found.append("the script has changed since")
+            elif field.name == "script":
+                found.append(f"it was made for {before}, not {now}")
+            elif field.name == "arguments":
+                found.append(f"it was made with the arguments {' '.join(before)!r}, not {' '.join(now)!r}")
+            else:
+                found.append(f"it was made on {field.name} {before}, not {now}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which levers, in the order in which they were found, and what they promise."""
+
+    job: Fingerprint
+    levers: tuple[Choice, ...] = ()
+    baseline_samples_per_s: float | None = None
+    samples_per_s: float | None = None
+    speedup: float | None = None
+
+    def orders(self) -> list[dict[str, Any]]:
+        """What a session needs to know."""
+        return [choice.order() for choice in self.levers]
+
+    def write(self, path: Path) -> None:
+        """Write the file, with a comment for each lever."""
+        write_atomically(path, as_toml(self).encode())
+
+
+def as_toml(plan: Plan) -> str:
+    """The plan as the text of its file."""
+    lines = [
+        f"# What `flatout tune` found for {plan.job.script}. `flatout run` applies it.",
+        "# Take out whatever you don't want.",
+        f"version = {PLAN_VERSION}",
+        "",
+        "[job]",
+    ]
+    lines += [
+        f"{field.name} = {_value(getattr(plan.job, field.name))}" for field in dataclasses.fields(plan.job)
+    ]
+    measured = {
+        name: getattr(plan, name)
+        for name in ("baseline_samples_per_s", "samples_per_s", "speedup")
+        if getattr(plan, name) is not None
+    }
+    if measured:
+        lines += ["", "[measured]", *(f"{name} = {_value(value)}" for name, value in measured.items())]
+    for choice in plan.levers:
+        lines += ["", *(f"# {line}" for line in _comment(choice)), "[[lever]]", f"id = {_value(choice.id)}"]
+        lines += [
+            f"{name} = {_value(getattr(choice, name))}"
+            for name in ("predicted_speedup", "measured_speedup")
+            if getattr(choice, name) is not None
+        ]
+        if choice.settings:
+            inline = ", ".join(f"{_key(name)} = {_value(value)}" for name, value in choice.settings.items())
+            lines.append(f"settings = {{ {inline} }}")
+    return "\n".join(lines) + "\n"
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan; a broken one is named with what is wrong in it."""
+    expected = "a plan as `flatout tune` writes it"
+    remedy = "flatout tune SCRIPT   # writes a new one"
+    try:
+        plain = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise BadConfig(path, "there is no such file", expected=expected, remedy=remedy) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadConfig(path, f"cannot be read: {error}", expected=expected, remedy=remedy) from error
+    version = plain.get("version")
+    if version != PLAN_VERSION:
+        raise BadConfig(
+            path,
+            f"it has version {version!r}",
+            expected=f"version {PLAN_VERSION}",
+            remedy=f"a newer Flatout, or: {remedy}",
+            key="version",
+        )
+    document = {"job": plain.get("job"), "levers": plain.get("lever", []), **plain.get("measured", {})}
+    try:
+        return msgspec.convert(document, Plan)
+    except msgspec.ValidationError as error:
+        raise BadConfig(path, str(error), expected=expected, remedy=remedy) from error
+
+
+def _comment(choice: Choice) -> list[str]:
+    lines = [choice.reason] if choice.reason else []
+    told = [
+        f"{word} {speedup:.2f}x"
+        for word, speedup in (
+            ("predicted", choice.predicted_speedup),
+            ("measured", choice.measured_speedup),
+        )
+        if speedup is not None
+    ]
+    return [*lines, *([", ".join(told)] if told else [])]
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    """A TOML value. JSON's strings, numbers and booleans are TOML's too."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, float):
+        return repr(round(value, 4))
+    return json.dumps(value, ensure_ascii=False)

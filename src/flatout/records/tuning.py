@@ -1,0 +1,93 @@
+"""What tuning tried and found: the document of `flatout tune`."""
+
+import dataclasses
+from typing import Any, Literal
+
+from flatout.records.unknown import fill_reasons
+
+Verdict = Literal["kept", "rejected", "failed", "unsafe", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a job goes: as written, or under a plan."""
+
+    step_ms: float
+    samples_per_s: float | None = None
+    mfu: float | None = None
+    gpu_busy_share: float | None = None
+    peak_bytes: int | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="not measured in this run")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeverTrial:
+    """One lever with one setting: what was expected of it, what it gave, and what became of it."""
+
+    lever: str
+    safety: str
+    verdict: Verdict
+    reason: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    predicted_speedup: float | None = None
+    measured_speedup: float | None = None
+    # 95 % of the measured one.
+    low: float | None = None
+    high: float | None = None
+    # What it was tried on top of.
+    on_top_of: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One step of the waterfall from baseline to best: the levers up to here, all measured by turns."""
+
+    lever: str
+    step_ms: float
+    # Against the rung before, and against the baseline.
+    gain: float
+    speedup: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardEvidence:
+    """Why the plan is held to learn the same, or not."""
+
+    verdict: Literal["same", "unsafe", "weak", "not needed"]
+    paired: bool
+    reason: str
+    # The worst parameter: how far its gradient is from the reference, and how far roundoff alone takes it.
+    same_state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    trajectory: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Loss curves: the baseline, its perturbed twins, and the plan.
+    curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """The whole of it."""
+
+    run: str
+    command: tuple[str, ...]
+    device: str
+    baseline: Pace
+    best: Pace
+    speedup: float
+    trials: tuple[LeverTrial, ...]
+    ladder: tuple[Rung, ...]
+    guard: GuardEvidence
+    tune_seconds: float
+    summary: str
+    plan: str | None = None
+    patch: str | None = None
+    report: str | None = None
+    break_even_steps: int | None = None
+    compile_seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="not made")

@@ -1,0 +1,140 @@
+"""Levers compared by turns in one running job, and how sure the comparison is."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.analyze.steps import NS_PER_MS
+from flatout.records.plan import Choice
+
+Arm = tuple[Choice, ...]
+
+# The first steps of a block belong to the switch: allocators, caches and clocks settle.
+_SETTLING = 2
+# Of the t distribution: 95 % of the mean of n values lie within so many standard errors.
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A comparison that the search wants: the first arm is what the others are measured against."""
+
+    arms: tuple[Arm, ...]
+    what: str
+    precision: float = 0.01
+    fewest_cycles: int = 3
+    most_cycles: int = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArmResult:
+    """What one arm gave. Speedups are over the first arm, cycle by cycle; without a time it failed."""
+
+    step_ms: float | None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    # Time that its first steps took longer, by compiling.
+    compile_s: float = 0.0
+    failed: str = ""
+
+    def is_faster(self, by: float) -> bool:
+        """Beyond doubt, and by enough to matter."""
+        return self.low is not None and self.low > 1.0 and (self.speedup or 0.0) >= 1.0 + by
+
+
+class Comparison:
+    """Collects the steps of one generation of arms, block by block."""
+
+    def __init__(self, ask: Ask, generation: int) -> None:
+        self.ask = ask
+        self.generation = generation
+        # By arm, the blocks in which it was on: times of the steps that count.
+        self._blocks: list[list[list[float]]] = [[] for _ in ask.arms]
+        self._compile_ms = [0.0 for _ in ask.arms]
+        self.failed: dict[int, str] = {}
+
+    def take(self, step: dict[str, Any]) -> None:
+        """One step of the job."""
+        place = step.get("arm")
+        if place is None or place[0] != self.generation:
+            return
+        arm, in_block = place[1], step["in_block"]
+        if in_block == 1:
+            self._blocks[arm].append([])
+        wall_ms = (step["ended_ns"] - step["started_ns"] - step["evaluation_ns"]) / NS_PER_MS
+        if step["compiles"]:
+            self._compile_ms[arm] += wall_ms
+        if in_block <= _SETTLING or step["compiles"] or not self._blocks[arm]:
+            return
+        device = step.get("device_ms") if not step["evaluations"] else None
+        self._blocks[arm][-1].append(device if device is not None else wall_ms)
+
+    def is_enough(self, block_updates: int) -> bool:
+        """Whether the speedups are known as precisely as was asked, or will not be."""
+        cycles = self._cycles(block_updates)
+        if cycles < self.ask.fewest_cycles:
+            return False
+        if cycles >= self.ask.most_cycles:
+            return True
+        widths = [
+            result.high - result.low
+            for result in self.results(block_updates)[1:]
+            if result.high is not None and result.low is not None
+        ]
+        return all(width / 2 <= self.ask.precision for width in widths)
+
+    def results(self, block_updates: int) -> list[ArmResult]:
+        """One for each arm."""
+        cycles = self._cycles(block_updates)
+        means = [
+            [statistics.median(block) for block in blocks[:cycles] if block]
+            for blocks in (self._whole(arm, block_updates) for arm in range(len(self.ask.arms)))
+        ]
+        return [self._result(arm, means) for arm in range(len(self.ask.arms))]
+
+    def _result(self, arm: int, means: list[list[float]]) -> ArmResult:
+        if arm in self.failed:
+            return ArmResult(step_ms=None, failed=self.failed[arm])
+        if not means[arm] or not means[0]:
+            return ArmResult(step_ms=None, failed="it made too few steps")
+        ratios = [base / own for base, own in zip(means[0], means[arm], strict=False)]
+        middle, half = mean_and_half_width(ratios)
+        return ArmResult(
+            step_ms=statistics.median(means[arm]),
+            speedup=middle,
+            low=middle - half,
+            high=middle + half,
+            compile_s=self._compile_ms[arm] / 1000,
+        )
+
+    def _whole(self, arm: int, block_updates: int) -> list[list[float]]:
+        """Blocks that are complete enough to count: a step or two may have been lost to an evaluation."""
+        wanted = max(1, (block_updates - _SETTLING) // 2)
+        return [block for block in self._blocks[arm] if len(block) >= wanted]
+
+    def _cycles(self, block_updates: int) -> int:
+        return min(
+            (
+                len(self._whole(arm, block_updates))
+                for arm in range(len(self.ask.arms))
+                if arm not in self.failed
+            ),
+            default=0,
+        )
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % interval; one value alone could be anything."""
+    middle = statistics.fmean(values)
+    n = len(values)
+    if n < 2:
+        return middle, math.inf
+    return middle, _STUDENT.get(n, 2.1) * statistics.stdev(values) / math.sqrt(n)
+
+
+def block_length(step_ms: float) -> int:
+    """Steps of a block: about half a second, and never so few that the switch counts."""
+    return max(6, min(60, round(500 / max(step_ms, 0.01)))) + _SETTLING
