@@ -22,6 +22,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "profile": CommandEntry(
         "flatout.cli.profile", "Where a script's time goes, and how far it is from the device's limit."
     ),
+    "tune": CommandEntry(
+        "flatout.cli.tune", "Make a job as fast as it can be without changing what it learns."
+    ),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),

@@ -8,9 +8,11 @@ from flatout.levers.debug_modes import DebugModes
 from flatout.levers.fused_optimizer import FusedOptimizer
 from flatout.levers.garbage_collector import GarbageCollector
 from flatout.levers.lever import Lever
+from flatout.levers.loader import Loader
 from flatout.levers.tf32 import Tf32
 
 LEVERS: tuple[type[Lever], ...] = (
+    Loader,
     Tf32,
     Bf16,
     Compile,

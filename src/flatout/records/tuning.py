@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+import msgspec
+
 from flatout.records.unknown import fill_reasons
 
 Verdict = Literal["kept", "rejected", "failed", "unsafe", "skipped"]
@@ -23,15 +25,14 @@ class Pace:
         fill_reasons(self, default="not measured in this run")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LeverTrial:
+class LeverTrial(msgspec.Struct, frozen=True, kw_only=True, rename={"safety": "class"}):
     """One lever with one setting: what was expected of it, what it gave, and what became of it."""
 
     lever: str
     safety: str
     verdict: Verdict
     reason: str
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     predicted_speedup: float | None = None
     measured_speedup: float | None = None
     # 95 % of the measured one.

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flatout.analyze.device_use import device_use
 from flatout.analyze.profile import build_profile, window_of
@@ -32,6 +33,8 @@ class ProfileRequest:
     nvtx: bool = False
     measure_limits: bool = True
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # More for the session: taps, levers.
+    order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def stop_rule(self) -> StopRule:
         """Some updates, or until the median is known."""
@@ -44,7 +47,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         name="profile",
         command=request.command,
         stop=request.stop_rule(),
-        order={"count_flops": True, "seed": request.seed, "nvtx": request.nvtx},
+        order={"count_flops": True, "seed": request.seed, "nvtx": request.nvtx, **request.order},
         startup_s=request.startup_s,
         silence_s=request.silence_s,
         environment=request.environment,

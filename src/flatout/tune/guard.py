@@ -1,0 +1,325 @@
+"""The guard: does the job learn the same under a plan as it does as written?
+
+A band around losses is not enough: halved gradients move a small model's loss less than honest rounding does.
+So the first updates are compared parameter by parameter, from equal parameters, batch and random numbers, and
+the measure of what rounding alone does is taken from twins of the baseline whose parameters were changed by
+just that much before the first step.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.analyze.steps import read_ranks
+from flatout.records.session import GUARD_FILE, RANKS_FOLDER
+from flatout.records.tuning import GuardEvidence
+
+# A gradient may be this many times further from the reference than the furthest twin's.
+_TIMES_THE_TWINS = 6.0
+# ... or this many roundoffs of its own size, whichever is more.
+_ROUNDOFFS = 8.0
+# Along the reference, all gradients together: so far from 1 at least before it counts.
+_ALONG = 0.02
+# Lengths of gradients and updates: so far from equal at least before it counts.
+_LENGTH = 0.1
+_TRAJECTORY_TIMES = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardRun:
+    """What one run left for the guard."""
+
+    losses: tuple[float | None, ...]
+    updates: tuple[dict[str, Any], ...]
+    pairing: dict[str, Any]
+    failed: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "GuardRun":
+        """From a trial's folder."""
+        ranks = read_ranks(folder)
+        if not ranks:
+            return cls((), (), {}, "the run made no update")
+        lead = ranks[0]
+        losses = tuple(
+            statistics.fmean(known) if (known := [v for v in step["losses"] if v is not None]) else None
+            for step in lead.steps
+        )
+        updates: tuple[dict[str, Any], ...] = ()
+        for place in sorted((folder / RANKS_FOLDER).glob(f"*-{lead.pid}/{GUARD_FILE}")):
+            updates = tuple(json.loads(place.read_text())["updates"])
+        failed = (
+            ""
+            if updates
+            else str(lead.about.get("failed_taps", {}).get("guarding", "no update was sketched"))
+        )
+        return cls(losses, updates, lead.about.get("pairing") or {}, failed)
+
+
+def is_paired(reference: GuardRun, other: GuardRun) -> bool:
+    """Whether both began with the same parameters and saw the same inputs, by checksum."""
+    first, second = reference.pairing, other.pairing
+    if not first.get("inputs") or not second.get("inputs"):
+        return False
+    count = min(len(first["inputs"]), len(second["inputs"]))
+    same_inputs = [one[1] for one in first["inputs"][:count]] == [one[1] for one in second["inputs"][:count]]
+    return bool(first.get("parameters") == second.get("parameters") and same_inputs)
+
+
+def judge(
+    reference: GuardRun,
+    twins: Sequence[GuardRun],
+    candidate: GuardRun,
+    *,
+    roundoff: float,
+    exact: bool = False,
+) -> GuardEvidence:
+    """Whether the candidate learns what the reference learns."""
+    if candidate.failed or reference.failed:
+        reason = candidate.failed or f"of the baseline: {reference.failed}"
+        return GuardEvidence(verdict="unsafe", paired=False, reason=f"nothing to compare: {reason}")
+    curves = {
+        "as written": _known(reference.losses),
+        **{f"twin {number + 1}": _known(twin.losses) for number, twin in enumerate(twins)},
+        "plan": _known(candidate.losses),
+    }
+    if any(loss is not None and not math.isfinite(loss) for loss in candidate.losses) and all(
+        loss is None or math.isfinite(loss) for loss in reference.losses
+    ):
+        return GuardEvidence(verdict="unsafe", paired=False, reason="a loss is not finite", curves=curves)
+    paired = is_paired(reference, candidate)
+    if not paired:
+        return _weakly(reference, candidate, curves)
+    if exact and _known(reference.losses) == _known(candidate.losses):
+        reason = "losses are the same, bit for bit"
+        return GuardEvidence(verdict="same", paired=True, reason=reason, curves=curves)
+    same_state, problem = _same_state(reference, twins, candidate, roundoff)
+    trajectory, drift = _trajectory(reference, twins, candidate, roundoff)
+    problem = problem or drift
+    return GuardEvidence(
+        verdict="unsafe" if problem else "same",
+        paired=True,
+        reason=problem
+        or "gradients, updates and losses are as close to the baseline's as rounding alone would put them",
+        same_state=same_state,
+        trajectory=trajectory,
+        curves=curves,
+    )
+
+
+# Part one: the same state
+
+
+def _same_state(
+    reference: GuardRun, twins: Sequence[GuardRun], candidate: GuardRun, roundoff: float
+) -> tuple[dict[str, Any], str]:
+    """The first update of every optimizer, parameter by parameter; the evidence, and what is wrong."""
+    evidence: dict[str, Any] = {"roundoff": roundoff}
+    problem = _first_loss(reference, twins, candidate, roundoff, evidence)
+    if len(candidate.updates) != len(reference.updates):
+        wrong = f"{len(candidate.updates)} updates were sketched instead of {len(reference.updates)}"
+        return evidence, problem or wrong
+    seen: set[int] = set()
+    worst = 0.0
+    for number, expected in enumerate(reference.updates):
+        first = expected["optimizer"] not in seen
+        seen.add(expected["optimizer"])
+        got = candidate.updates[number]
+        others = [twin.updates[number] for twin in twins if number < len(twin.updates)]
+        # Later updates start from parameters that differ by what the first one did to them.
+        slack = 1.0 if first else 2.0 * (number + 1)
+        problem = problem or _along(expected, others, got, roundoff * slack, evidence if first else {})
+        overall = _length(_all(expected, "gradients"))
+        for name, value in expected["gradients"].items():
+            share, wrong = _one_parameter(name, value, expected, others, got, (roundoff, slack, overall))
+            if share > worst:
+                worst = share
+                evidence["worst"] = {"parameter": name, "of_allowed": share, "update": number + 1}
+            problem = problem or wrong
+    return evidence, problem
+
+
+def _first_loss(
+    reference: GuardRun,
+    twins: Sequence[GuardRun],
+    candidate: GuardRun,
+    roundoff: float,
+    evidence: dict[str, Any],
+) -> str:
+    if not reference.losses or not candidate.losses:
+        return ""
+    expected, got = reference.losses[0], candidate.losses[0]
+    if expected is None or got is None:
+        return ""
+    spread = max(
+        (abs(twin.losses[0] - expected) for twin in twins if twin.losses and twin.losses[0] is not None),
+        default=0.0,
+    )
+    allowed = _TIMES_THE_TWINS * spread + _ROUNDOFFS * roundoff * max(abs(expected), 1e-3)
+    evidence["first_loss"] = {"expected": expected, "got": got, "allowed": allowed}
+    if abs(got - expected) > allowed:
+        return f"the first loss is {got:.6g}, not {expected:.6g}: rounding explains {allowed:.2g}"
+    return ""
+
+
+def _along(
+    expected: dict[str, Any],
+    others: Sequence[dict[str, Any]],
+    got: dict[str, Any],
+    roundoff: float,
+    evidence: dict[str, Any],
+) -> str:
+    """All gradients, and all updates, along the reference's: 0.5 where they are halved, -1 where flipped."""
+    for what, words in (("gradients", "gradients"), ("change", "updates of parameters")):
+        whole = _all(expected, what)
+        length = _dot(whole, whole)
+        if length == 0.0:
+            continue
+        along = _dot(_all(got, what), whole) / length
+        spread = max((abs(_dot(_all(other, what), whole) / length - 1.0) for other in others), default=0.0)
+        allowed = max(_ALONG, _TIMES_THE_TWINS * spread, _ROUNDOFFS * roundoff)
+        evidence[f"{what}_along"] = {"got": along, "allowed": allowed}
+        if not abs(along - 1.0) <= allowed:
+            return f"{words} are {along:.3f} times what they should be; rounding explains {allowed:.2g}"
+    return ""
+
+
+def _one_parameter(
+    name: str,
+    gradient: list[float] | None,
+    expected: dict[str, Any],
+    others: Sequence[dict[str, Any]],
+    got: dict[str, Any],
+    scales: tuple[float, float, float],
+) -> tuple[float, str]:
+    """How much of what rounding explains was used up, and what is wrong."""
+    roundoff, slack, overall = scales
+    mine = got["gradients"].get(name)
+    if (gradient is None) != (mine is None):
+        return math.inf, f"{name} {'gets a gradient that it should not get' if mine else 'gets no gradient'}"
+    worst, wrong = 0.0, ""
+    if gradient is not None and mine is not None:
+        size = _length(gradient)
+        spread = max(
+            (
+                _distance(other["gradients"][name], gradient)
+                for other in others
+                if other["gradients"].get(name)
+            ),
+            default=0.0,
+        )
+        # Where the true gradient is nothing but rounding, its size says nothing: the whole one's does.
+        allowed = (
+            slack * (_TIMES_THE_TWINS * spread + _ROUNDOFFS * roundoff * size) + roundoff * 1e-2 * overall
+        )
+        apart = _distance(mine, gradient)
+        worst = apart / allowed if allowed else (math.inf if apart else 0.0)
+        if apart > allowed:
+            wrong = f"the gradient of {name} is off by {apart / max(size, 1e-30):.2g} of itself"
+            wrong += f"; rounding explains {allowed / max(size, 1e-30):.2g}"
+    change, mine_change = _change(expected, name), _change(got, name)
+    if change is not None and mine_change is not None and _length(change) > 0:
+        ratio = _length(mine_change) / _length(change)
+        spread = max(
+            (
+                abs(_length(c) / _length(change) - 1.0)
+                for other in others
+                if (c := _change(other, name)) is not None
+            ),
+            default=0.0,
+        )
+        allowed_ratio = max(_LENGTH, _TIMES_THE_TWINS * spread) * slack
+        if abs(ratio - 1.0) > allowed_ratio:
+            wrong = wrong or f"the update of {name} is {ratio:.3g} times as long as it should be"
+            worst = max(worst, abs(ratio - 1.0) / allowed_ratio)
+    return worst, wrong
+
+
+# Part two: the trajectory
+
+
+def _trajectory(
+    reference: GuardRun, twins: Sequence[GuardRun], candidate: GuardRun, roundoff: float
+) -> tuple[dict[str, Any], str]:
+    expected, got = _known(reference.losses), _known(candidate.losses)
+    count = min(len(expected), len(got), *(len(_known(twin.losses)) for twin in twins)) if twins else 0
+    if count < 3:
+        return {"steps": count}, ""
+    scale = statistics.fmean(abs(value) for value in expected[:count])
+    floor = _ROUNDOFFS * roundoff * scale
+    apart = _rms(got[:count], expected[:count])
+    spread = max(_rms(_known(twin.losses)[:count], expected[:count]) for twin in twins)
+    allowed = _TRAJECTORY_TIMES * spread + floor
+    evidence = {"steps": count, "apart": apart, "twins_apart": spread, "allowed": allowed}
+    if apart > allowed:
+        return (
+            evidence,
+            f"over {count} steps losses are {apart:.3g} from the baseline's; rounding explains {allowed:.3g}",
+        )
+    return evidence, ""
+
+
+def _weakly(reference: GuardRun, candidate: GuardRun, curves: dict[str, list[float]]) -> GuardEvidence:
+    """Runs that did not see the same cannot be compared step by step: only their levels can."""
+    expected, got = _known(reference.losses), _known(candidate.losses)
+    count = min(len(expected), len(got))
+    if count < 8:
+        reason = "the runs did not see the same data, and made too few steps to compare their levels"
+        return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
+    first, second = expected[:count], got[:count]
+    spread = math.sqrt((statistics.pvariance(first) + statistics.pvariance(second)) / count) or 1e-12
+    apart = (statistics.fmean(second) - statistics.fmean(first)) / spread
+    evidence = {"steps": count, "standard_errors_apart": apart}
+    if abs(apart) > 3.0:
+        reason = (
+            f"losses lie {apart:.1f} standard errors from the baseline's (the runs did not see the same data)"
+        )
+        return GuardEvidence(
+            verdict="unsafe", paired=False, reason=reason, trajectory=evidence, curves=curves
+        )
+    reason = "the runs did not see the same data; their losses lie at the same level"
+    return GuardEvidence(verdict="weak", paired=False, reason=reason, trajectory=evidence, curves=curves)
+
+
+# Vectors
+
+
+def _known(losses: Sequence[float | None]) -> list[float]:
+    return [loss for loss in losses if loss is not None]
+
+
+def _change(update: dict[str, Any], name: str) -> list[float] | None:
+    before, after = update.get("before", {}).get(name), update.get("after", {}).get(name)
+    if before is None or after is None:
+        return None
+    return [b - a for a, b in zip(before, after, strict=True)]
+
+
+def _all(update: dict[str, Any], what: str) -> list[float]:
+    names = update["gradients"]
+    parts = (
+        (_change(update, name) for name in names)
+        if what == "change"
+        else (update["gradients"].get(name) for name in names)
+    )
+    return [value for part in parts if part is not None for value in part]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=False))
+
+
+def _length(a: Sequence[float]) -> float:
+    return math.sqrt(sum(x * x for x in a))
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=False)))
+
+
+def _rms(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.sqrt(statistics.fmean((x - y) ** 2 for x, y in zip(a, b, strict=True)))

@@ -1,0 +1,276 @@
+"""Which levers to try, in which combinations: a search that asks for comparisons and draws conclusions.
+
+It runs as a generator. What it yields is a comparison that it wants; what it is sent is what the job
+answered. First each lever alone, then those that helped together and each of them left out once, then the
+compiler on top, then what was rejected once more where the compiler has changed the picture. At the end a
+ladder, from the baseline up, lever by lever.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from flatout.levers.catalogue import BY_ID
+from flatout.levers.job import JobFacts
+from flatout.levers.lever import Lever
+from flatout.records.plan import Choice
+from flatout.records.tuning import LeverTrial, Rung, Verdict
+from flatout.tune.arms import Arm, ArmResult, Ask
+from flatout.tune.bench import Search
+
+# Less than this is not worth a change of anybody's job.
+WORTH = 0.01
+# What Amdahl's law promises less than this for is not tried.
+_CANNOT_MATTER = 1.005
+_ARMS_AT_A_TIME = 6
+# In the ladder and in plans: what is cheap and certain first, the compiler last.
+_RANKS = (
+    "loader",
+    "debug-modes",
+    "garbage-collector",
+    "tf32",
+    "bf16",
+    "channels-last",
+    "cudnn-autotune",
+    "fused-optimizer",
+    "compile",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user set."""
+
+    only: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    # When there is no time for another comparison.
+    deadline: float = float("inf")
+    # Updates that the whole job makes, where the user said.
+    job_steps: int | None = None
+
+
+class Finder:
+    """One search: what it tried, what it concluded, and the best so far at any moment."""
+
+    def __init__(self, job: JobFacts, limits: Limits, base: Arm = ()) -> None:
+        self._job = job
+        self._limits = limits
+        self._base = base
+        self.best: Arm = ()
+        self.trials: dict[str, LeverTrial] = {}
+        self.ladder: list[Rung] = []
+        self.compile_s = 0.0
+        self._single: dict[str, float] = {}
+
+    def candidates(self, levers: Iterable[type[Lever]]) -> list[Choice]:
+        """Every lever that may be tried, with its settings; the others get their verdict at once."""
+        found = []
+        for lever in levers:
+            if not lever.switchable:
+                continue
+            reason = self._refusal(lever)
+            if reason:
+                self._conclude(Choice(id=lever.id), "skipped", reason)
+                continue
+            for settings in lever.variants(self._job):
+                predicted = lever.predict(self._job, settings)
+                choice = Choice(id=lever.id, settings=settings, predicted_speedup=predicted)
+                if predicted < _CANNOT_MATTER:
+                    self._conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
+                else:
+                    found.append(choice)
+        return sorted(found, key=lambda choice: -(choice.predicted_speedup or 0.0))
+
+    def search(self, candidates: Sequence[Choice]) -> Search:
+        """Ask, conclude, ask again."""
+        cheap = [choice for choice in candidates if choice.id != "compile"]
+        compiled = [choice for choice in candidates if choice.id == "compile"]
+        yield from self._singles(cheap)
+        yield from self._together()
+        for choice in compiled:
+            yield from self._on_top(choice)
+        if any(choice.id == "compile" for choice in self.best):
+            for choice in cheap:
+                if self.trials[_key(choice)].verdict == "rejected":
+                    yield from self._on_top(choice)
+        yield from self._climb()
+
+    # The stages
+
+    def _singles(self, choices: Sequence[Choice]) -> Search:
+        for start in range(0, len(choices), _ARMS_AT_A_TIME):
+            some = choices[start : start + _ARMS_AT_A_TIME]
+            if not self._has_time(some):
+                return
+            results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
+            for choice, result in zip(some, results[1:], strict=True):
+                self._judge(choice, result, ())
+        self.best = _ordered(
+            choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)
+        )
+
+    def _together(self) -> Search:
+        """What helped alone may not help together: leave each out once."""
+        if len(self.best) < 2 or not self._has_time(()):
+            return
+        together = self.best
+        others = [tuple(one for one in together if one is not left) for left in together]
+        results = yield self._ask(together, *others[: _ARMS_AT_A_TIME + 1], what="together")
+        if results[0].failed:
+            self.best = together[:1]
+            return
+        evicted = []
+        for left, result in zip(together, results[1:], strict=False):
+            if (
+                result.speedup is not None
+                and (result.high or 0.0) >= 1.0
+                and result.speedup > 1.0 - WORTH / 2
+            ):
+                gain = 1 / result.speedup
+                reason = f"beside the others it gives {gain:.3f}x: they do its work"
+                evicted.append((gain, left, reason))
+        # One at a time: two that replace each other must not both go.
+        for _, left, reason in sorted(evicted, key=lambda one: one[0])[:1]:
+            self.best = tuple(one for one in self.best if one is not left)
+            self._conclude(left, "rejected", reason, on_top_of=self.best)
+        if evicted and len(self.best) > 1:
+            yield from self._together()
+
+    def _on_top(self, choice: Choice) -> Search:
+        """One more lever, or another setting of one that is in, on top of the best."""
+        if not self._has_time((choice,)):
+            return
+        without = tuple(one for one in self.best if one.id != choice.id)
+        arm = _ordered((*without, choice))
+        results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
+        result = results[1]
+        if not self._pays_back(result, results[0]):
+            self._conclude(choice, "rejected", self._no_payback(result, results[0]), result, self.best)
+            return
+        replaced = next((one for one in self.best if one.id == choice.id), None)
+        if self._judge(choice, result, self.best):
+            if replaced is not None:
+                reason = f"{choice.words()} is {result.speedup:.2f}x faster"
+                self._conclude(replaced, "rejected", reason, on_top_of=without)
+            self.best = arm
+            if choice.id == "compile":
+                self.compile_s = result.compile_s
+
+    def _climb(self) -> Search:
+        """The waterfall: every rung from the baseline up, by turns in one run."""
+        rungs = [self.best[:count] for count in range(len(self.best) + 1)]
+        if len(rungs) == 1:
+            return
+        results = yield self._ask(*rungs, what="baseline to best", most_cycles=6)
+        times = [result.step_ms for result in results]
+        if any(value is None for value in times):
+            failed = next(result.failed for result in results if result.failed)
+            self.ladder = []
+            self._conclude(self.best[-1], "failed", f"in the ladder: {failed}")
+            self.best = self.best[:-1]
+            yield from self._climb()
+            return
+        known = [value for value in times if value is not None]
+        self.ladder = [
+            Rung(
+                lever=choice.words(),
+                step_ms=known[number + 1],
+                gain=known[number] / known[number + 1],
+                speedup=known[0] / known[number + 1],
+            )
+            for number, choice in enumerate(self.best)
+        ]
+        for choice, rung in zip(self.best, self.ladder, strict=True):
+            trial = self.trials[_key(choice)]
+            self.trials[_key(choice)] = msgspec.structs.replace(trial, measured_speedup=rung.gain)
+
+    # Conclusions
+
+    def _judge(self, choice: Choice, result: ArmResult, base: Arm) -> bool:
+        if result.failed:
+            self._conclude(choice, "failed", result.failed, result, base)
+            return False
+        assert result.speedup is not None
+        if result.is_faster(WORTH):
+            self._conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
+            return True
+        if result.speedup < 1.0 - WORTH / 2 and (result.high or 1.0) < 1.0:
+            reason = f"slower: {result.speedup:.3f}x"
+        elif result.speedup < 1.0 + WORTH:
+            reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
+        else:
+            reason = f"{result.speedup:.3f}x, but it could be chance ({result.low:.3f} to {result.high:.3f})"
+        self._conclude(choice, "rejected", reason, result, base)
+        return False
+
+    def _conclude(
+        self,
+        choice: Choice,
+        verdict: Verdict,
+        reason: str,
+        result: ArmResult | None = None,
+        on_top_of: Arm = (),
+    ) -> None:
+        known = self.trials.get(_key(choice))
+        self.trials[_key(choice)] = LeverTrial(
+            lever=choice.id,
+            safety=BY_ID[choice.id].safety,
+            verdict=verdict,
+            reason=reason,
+            settings=choice.settings,
+            predicted_speedup=choice.predicted_speedup,
+            measured_speedup=result.speedup
+            if result is not None
+            else getattr(known, "measured_speedup", None),
+            low=result.low if result is not None else None,
+            high=result.high if result is not None else None,
+            on_top_of=tuple(one.words() for one in on_top_of),
+        )
+
+    def _is_kept(self, choice: Choice) -> bool:
+        return self.trials[_key(choice)].verdict == "kept"
+
+    def _refusal(self, lever: type[Lever]) -> str:
+        if self._limits.only and lever.id not in self._limits.only:
+            return "left out by --only"
+        if lever.id in self._limits.skip:
+            return "left out by --skip"
+        return lever.check(self._job)
+
+    def _pays_back(self, result: ArmResult, base: ArmResult) -> bool:
+        steps = self._limits.job_steps
+        if steps is None or result.step_ms is None or base.step_ms is None:
+            return True
+        return steps * (base.step_ms - result.step_ms) / 1000 > result.compile_s
+
+    def _no_payback(self, result: ArmResult, base: ArmResult) -> str:
+        saved_s = ((base.step_ms or 0.0) - (result.step_ms or 0.0)) / 1000 * (self._limits.job_steps or 0)
+        return (
+            f"compiling takes {result.compile_s:.0f} s and saves {max(0.0, saved_s):.0f} s "
+            f"in the job's {self._limits.job_steps} steps"
+        )
+
+    def _has_time(self, choices: Sequence[Choice]) -> bool:
+        if time.monotonic() < self._limits.deadline:
+            return True
+        for choice in choices:
+            self._conclude(choice, "skipped", "the time allowed was over")
+        return False
+
+    def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
+        return Ask(arms=tuple(arms), what=what, **more)
+
+
+def _ordered(choices: Iterable[Choice]) -> Arm:
+    return tuple(sorted(choices, key=lambda choice: _RANKS.index(choice.id)))
+
+
+def _key(choice: Choice) -> str:
+    return choice.words()
+
+
+def _listed(choices: Sequence[Choice]) -> str:
+    return ", ".join(choice.words() for choice in choices)
