@@ -25,7 +25,8 @@ class HabitsTap:
         self._autocast = ""
         self._scales_loss = False
         self._shapes: set[Any] = set()
-        self._draws = False
+        # Of the device's generator at the last call; True once it was seen to move.
+        self._random_state: Any = None
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -41,6 +42,13 @@ class HabitsTap:
 
     def called(self, args: Any, kwargs: Any) -> None:
         """A root was called for training."""
+        if self._session.on_gpu and self._random_state is not True:
+            # The host's generator serves loaders too; the device's serves the model alone.
+            state = self._session.torch.cuda.get_rng_state(self._session.device).tolist()
+            if self._random_state is not None and state != self._random_state:
+                self._random_state = True
+            else:
+                self._random_state = state
         if len(self._shapes) <= 16:
             self._shapes.add(
                 tuple(tuple(value.shape) for value in (*args, *kwargs.values()) if hasattr(value, "shape"))
@@ -62,10 +70,7 @@ class HabitsTap:
             "roots": [type(root).__qualname__ for root in roots],
             "input_shapes": len(self._shapes),
             "convolutions": sum(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in modules),
-            "dropout": any(
-                isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0  # noqa: SLF001
-                for module in modules
-            ),
+            "draws": self._random_state is True or self._draws_on_the_host(modules),
             "channels_last": bool(images)
             and all(one.is_contiguous(memory_format=torch.channels_last) for one in images)
             and not all(one.is_contiguous() for one in images),
@@ -83,6 +88,14 @@ class HabitsTap:
             if self._session.on_gpu
             else None,
         }
+
+    def _draws_on_the_host(self, modules: list[Any]) -> bool:
+        nn = self._session.torch.nn
+        dropout = any(
+            isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0  # noqa: SLF001
+            for module in modules
+        )
+        return dropout or not self._session.on_gpu
 
     def _compiles(self, roots: list[Any]) -> bool:
         """Whether the script has compiled anything: our own levers are not on in a baseline."""

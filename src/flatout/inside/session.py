@@ -259,6 +259,10 @@ class Session:
             self.facts["holds"] = held_by(steps.optimizers(), self.torch)
             self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
         self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
+        self._learn_habits()
+
+    def _learn_habits(self) -> None:
+        steps = self._taps.get("steps")
         if self.habits is not None and isinstance(steps, StepsTap):
             self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
 
@@ -282,6 +286,8 @@ class Session:
         if os.getpid() != self._pid:
             return
         self.facts.setdefault("ended", "exited")
+        if "habits" in self.facts:  # more shapes may have come since
+            self.guarded("habits", self._learn_habits)
         steps = self._taps.get("steps")
         if isinstance(steps, StepsTap):
             self.guarded("steps", steps.flush)

@@ -13,6 +13,8 @@ Arm = tuple[Choice, ...]
 
 # The first steps of a block belong to the switch: allocators, caches and clocks settle.
 _SETTLING = 2
+_ENOUGH_TO_TRIM = 5
+_HOST_WORK = ("forward_ns", "backward_ns", "optimizer_ns", "clipping_ns")
 # Of the t distribution: 95 % of the mean of n values lie within so many standard errors.
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
@@ -24,8 +26,10 @@ class Ask:
     arms: tuple[Arm, ...]
     what: str
     precision: float = 0.01
-    fewest_cycles: int = 3
-    most_cycles: int = 8
+    fewest_cycles: int = 4
+    most_cycles: int = 14
+    # Enough when it is clear on which side of this speedup each arm lies, however imprecise it still is.
+    threshold: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,10 @@ class ArmResult:
     speedup: float | None = None
     low: float | None = None
     high: float | None = None
-    # Time that its first steps took longer, by compiling.
+    # What its steps that compiled took.
     compile_s: float = 0.0
+    # The share of a step in which the host was at work for the model and the optimizer.
+    host_share: float | None = None
     failed: str = ""
 
     def is_faster(self, by: float) -> bool:
@@ -54,6 +60,7 @@ class Comparison:
         # By arm, the blocks in which it was on: times of the steps that count.
         self._blocks: list[list[list[float]]] = [[] for _ in ask.arms]
         self._compile_ms = [0.0 for _ in ask.arms]
+        self._host_shares: list[list[float]] = [[] for _ in ask.arms]
         self.failed: dict[int, str] = {}
 
     def take(self, step: dict[str, Any]) -> None:
@@ -71,6 +78,8 @@ class Comparison:
             return
         device = step.get("device_ms") if not step["evaluations"] else None
         self._blocks[arm][-1].append(device if device is not None else wall_ms)
+        if wall_ms > 0:
+            self._host_shares[arm].append(sum(step[name] for name in _HOST_WORK) / NS_PER_MS / wall_ms)
 
     def is_enough(self, block_updates: int) -> bool:
         """Whether the speedups are known as precisely as was asked, or will not be."""
@@ -79,12 +88,15 @@ class Comparison:
             return False
         if cycles >= self.ask.most_cycles:
             return True
-        widths = [
-            result.high - result.low
-            for result in self.results(block_updates)[1:]
-            if result.high is not None and result.low is not None
-        ]
-        return all(width / 2 <= self.ask.precision for width in widths)
+        return all(self._is_clear(result) for result in self.results(block_updates)[1:])
+
+    def _is_clear(self, result: ArmResult) -> bool:
+        if result.low is None or result.high is None:
+            return True
+        threshold = self.ask.threshold
+        if threshold is not None and not result.low <= threshold <= result.high:
+            return True
+        return (result.high - result.low) / 2 <= self.ask.precision
 
     def results(self, block_updates: int) -> list[ArmResult]:
         """One for each arm."""
@@ -108,6 +120,7 @@ class Comparison:
             low=middle - half,
             high=middle + half,
             compile_s=self._compile_ms[arm] / 1000,
+            host_share=statistics.median(self._host_shares[arm]) if self._host_shares[arm] else None,
         )
 
     def _whole(self, arm: int, block_updates: int) -> list[list[float]]:
@@ -127,14 +140,22 @@ class Comparison:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of its 95 % interval; one value alone could be anything."""
-    middle = statistics.fmean(values)
-    n = len(values)
+    """The mean, and half of its 95 % interval; one value alone could be anything.
+
+    Of five and more the two ends are pulled in to their neighbours: a single disturbance does not decide.
+    """
+    ordered = sorted(values)
+    if len(ordered) >= _ENOUGH_TO_TRIM:
+        ordered = [ordered[1], *ordered[1:-1], ordered[-2]]
+    middle = statistics.fmean(ordered)
+    n = len(ordered)
     if n < 2:
         return middle, math.inf
-    return middle, _STUDENT.get(n, 2.1) * statistics.stdev(values) / math.sqrt(n)
+    # With its ends pulled in, the spread looks smaller than it is.
+    inflation = (n - 1) / (n - 3) if n >= _ENOUGH_TO_TRIM else 1.0
+    return middle, inflation * _STUDENT.get(n, 2.15) * statistics.stdev(ordered) / math.sqrt(n)
 
 
 def block_length(step_ms: float) -> int:
-    """Steps of a block: about half a second, and never so few that the switch counts."""
-    return max(6, min(60, round(500 / max(step_ms, 0.01)))) + _SETTLING
+    """Steps of a block: about a quarter of a second, and never so few that the switch counts."""
+    return max(6, min(60, round(250 / max(step_ms, 0.01)))) + _SETTLING

@@ -21,9 +21,15 @@ _STARTS_AT_MOST = 6
 class Bench:
     """A search and the job that answers it."""
 
-    def __init__(self, search: Search, on_ask: Callable[[Ask], None]) -> None:
+    def __init__(
+        self,
+        search: Search,
+        on_ask: Callable[[Ask], None],
+        on_answer: Callable[[Ask, list[ArmResult], float], None] = lambda _ask, _results, _took_s: None,
+    ) -> None:
         self._search = search
         self._on_ask = on_ask
+        self._on_answer = on_answer
         self._comparison: Comparison | None = None
         self._generation = 0
         self._block = 1
@@ -71,6 +77,8 @@ class Bench:
         return self.finished
 
     def _next(self, results: list[ArmResult] | None) -> None:
+        if results is not None and self._comparison is not None:
+            self._on_answer(self._comparison.ask, results, time.monotonic() - self._asked_at)
         try:
             ask = next(self._search) if results is None else self._search.send(results)
         except StopIteration:

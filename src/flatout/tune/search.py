@@ -26,6 +26,7 @@ WORTH = 0.01
 # What Amdahl's law promises less than this for is not tried.
 _CANNOT_MATTER = 1.005
 _ARMS_AT_A_TIME = 6
+_HOST_IS_IDLE = 0.4
 # In the ladder and in plans: what is cheap and certain first, the compiler last.
 _RANKS = (
     "loader",
@@ -63,7 +64,8 @@ class Finder:
         self.trials: dict[str, LeverTrial] = {}
         self.ladder: list[Rung] = []
         self.compile_s = 0.0
-        self._single: dict[str, float] = {}
+        self._evicted: list[Choice] = []
+        self._host_share: float | None = None
 
     def candidates(self, levers: Iterable[type[Lever]]) -> list[Choice]:
         """Every lever that may be tried, with its settings; the others get their verdict at once."""
@@ -91,10 +93,14 @@ class Finder:
         yield from self._singles(cheap)
         yield from self._together()
         for choice in compiled:
-            yield from self._on_top(choice)
+            if self._graphs_cannot_help(choice):
+                self._conclude(choice, "skipped", "the host keeps up: launches are not what holds the job up")
+            else:
+                yield from self._on_top(choice)
         if any(choice.id == "compile" for choice in self.best):
+            # What cost more than it gave may pay now that the compiler fuses it away.
             for choice in cheap:
-                if self.trials[_key(choice)].verdict == "rejected":
+                if self.trials[_key(choice)].verdict == "rejected" and choice not in self._evicted:
                     yield from self._on_top(choice)
         yield from self._climb()
 
@@ -118,7 +124,9 @@ class Finder:
             return
         together = self.best
         others = [tuple(one for one in together if one is not left) for left in together]
-        results = yield self._ask(together, *others[: _ARMS_AT_A_TIME + 1], what="together")
+        results = yield self._ask(
+            together, *others[: _ARMS_AT_A_TIME + 1], what="together", threshold=1.0 - WORTH / 2
+        )
         if results[0].failed:
             self.best = together[:1]
             return
@@ -136,6 +144,7 @@ class Finder:
         for _, left, reason in sorted(evicted, key=lambda one: one[0])[:1]:
             self.best = tuple(one for one in self.best if one is not left)
             self._conclude(left, "rejected", reason, on_top_of=self.best)
+            self._evicted.append(left)
         if evicted and len(self.best) > 1:
             yield from self._together()
 
@@ -158,13 +167,14 @@ class Finder:
             self.best = arm
             if choice.id == "compile":
                 self.compile_s = result.compile_s
+                self._host_share = result.host_share
 
     def _climb(self) -> Search:
         """The waterfall: every rung from the baseline up, by turns in one run."""
         rungs = [self.best[:count] for count in range(len(self.best) + 1)]
         if len(rungs) == 1:
             return
-        results = yield self._ask(*rungs, what="baseline to best", most_cycles=6)
+        results = yield self._ask(*rungs, what="baseline to best", most_cycles=8, threshold=None)
         times = [result.step_ms for result in results]
         if any(value is None for value in times):
             failed = next(result.failed for result in results if result.failed)
@@ -240,6 +250,11 @@ class Finder:
             return "left out by --skip"
         return lever.check(self._job)
 
+    def _graphs_cannot_help(self, choice: Choice) -> bool:
+        """CUDA graphs take launches away; where the host is idle half of the time, none holds the job up."""
+        with_graphs = choice.settings.get("mode") in ("reduce-overhead", "max-autotune")
+        return with_graphs and self._host_share is not None and self._host_share < _HOST_IS_IDLE
+
     def _pays_back(self, result: ArmResult, base: ArmResult) -> bool:
         steps = self._limits.job_steps
         if steps is None or result.step_ms is None or base.step_ms is None:
@@ -261,7 +276,7 @@ class Finder:
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
-        return Ask(arms=tuple(arms), what=what, **more)
+        return Ask(arms=tuple(arms), what=what, **{"threshold": 1.0 + WORTH, **more})
 
 
 def _ordered(choices: Iterable[Choice]) -> Arm:

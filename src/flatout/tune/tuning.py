@@ -21,6 +21,7 @@ from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest, profile_job
 from flatout.runtime.progress import StopRule
 from flatout.runtime.sweep import sweep_loader
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
+from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.bench import Bench
 from flatout.tune.facts import fingerprint, job_facts
 from flatout.tune.guard import GuardRun, judge
@@ -30,8 +31,7 @@ DEFAULT_SEED = 1234
 _GUARD_STEPS = 30
 _GUARD_UPDATES = 3
 _TWINS = 3
-_BASELINE = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=30.0)
-_CONFIRMATION = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=20.0)
+_MEASURED = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=12.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class Tuner:
         self._tell = on_progress
         self._began = time.monotonic()
         self._notes: list[str] = []
+        self._draws = True
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
@@ -83,6 +84,7 @@ class Tuner:
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
+        self._draws = bool(job.habit("draws"))
         loader, loader_trial = self._loader(job, baseline)
         base = (loader,) if loader is not None else ()
         finder = Finder(job, self._limits(), base)
@@ -103,7 +105,7 @@ class Tuner:
         self._say(f"{what}: running it", 0)
         job = dataclasses.replace(
             self._request.job,
-            seconds=_BASELINE.most_seconds,
+            seconds=_MEASURED.most_seconds,
             seed=self._seed(),
             measure_limits=False,
             order={"taps": [*TAPS, "habits"], **order},
@@ -176,7 +178,7 @@ class Tuner:
             what = f"trying {asked[-1]}" if asked else "trying levers"
             self._tell(f"{what} · {text.partition(': ')[2]}{self._best_words(finder)}", done, total)
 
-        bench = Bench(finder.search(candidates), on_ask)
+        bench = Bench(finder.search(candidates), on_ask, self._write_down)
         plan = TrialPlan(
             name="levers",
             command=request.command,
@@ -189,19 +191,37 @@ class Tuner:
         )
         bench.run(plan, self._folder / TRIALS_FOLDER, tell)
 
+    def _write_down(self, ask: Ask, results: Sequence[ArmResult], took_s: float) -> None:
+        """Every comparison, as it was answered: for those who want to know exactly."""
+        entry = {
+            "at_s": time.monotonic() - self._began,
+            "took_s": took_s,
+            "what": ask.what,
+            "arms": [
+                {"levers": [choice.words() for choice in arm], **dataclasses.asdict(result)}
+                for arm, result in zip(ask.arms, results, strict=True)
+            ],
+        }
+        with (self._folder / "comparisons.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
     def _guard(
         self, chosen: tuple[Choice, ...], trials: list[LeverTrial], baseline: Profile
     ) -> tuple[tuple[Choice, ...], GuardEvidence, list[LeverTrial]]:
         """Guard the whole plan; where it fails, take out what fails alone, and guard the rest."""
         roundoff = max(BY_ID[choice.id].roundoff for choice in chosen)
-        reference, *twins = self._guard_runs(
-            [("as written", (), 0.0, 0)]
-            + [(f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)],
+        reference, *twins, candidate = self._guard_runs(
+            [
+                ("as written", (), 0.0, 0),
+                *((f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)),
+                ("the plan", chosen, 0.0, 0),
+            ],
             baseline,
         )
         evidence = GuardEvidence(verdict="not needed", paired=True, reason="nothing was changed")
         for attempt in range(3):
-            [candidate] = self._guard_runs([(f"plan {attempt + 1}", chosen, 0.0, 0)], baseline)
+            if attempt:
+                [candidate] = self._guard_runs([("the rest of the plan", chosen, 0.0, 0)], baseline)
             exact = all(BY_ID[choice.id].safety == "exact" for choice in chosen)
             evidence = judge(reference, twins, candidate, roundoff=roundoff, exact=exact)
             if evidence.verdict != "unsafe":
@@ -258,7 +278,7 @@ class Tuner:
                     "seed": self._seed(),
                     "pair_updates": _GUARD_UPDATES,
                     "guard_updates": _GUARD_UPDATES,
-                    "same_random": True,
+                    "same_random": self._draws,
                     "perturb": perturb,
                     "perturbation": which,
                 },
@@ -284,7 +304,9 @@ class Tuner:
             return 2
         if not memory.reserved_peak_bytes or not memory.device_total_bytes:
             return 1
-        return max(1, min(4, int(0.85 * memory.device_total_bytes / (1.3 * memory.reserved_peak_bytes))))
+        return max(
+            1, min(_TWINS + 2, int(0.85 * memory.device_total_bytes / (1.3 * memory.reserved_peak_bytes)))
+        )
 
     def _confirm(
         self, chosen: tuple[Choice, ...], baseline: Profile, trials: list[LeverTrial]
@@ -299,7 +321,7 @@ class Tuner:
         plan = TrialPlan(
             name="confirming the plan",
             command=job.command,
-            stop=_CONFIRMATION,
+            stop=_MEASURED,
             order={**order_of(chosen), "seed": self._seed()},
             startup_s=job.startup_s,
             silence_s=job.silence_s,
