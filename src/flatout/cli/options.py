@@ -35,6 +35,12 @@ class Output:
 
         return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
+    def error_console(self) -> "Console":
+        """A console for words beside a script's own output."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
     def notice(self, text: str) -> None:
         """One line beside the result; never on standard output."""
         if not self.quiet:

@@ -1,6 +1,8 @@
 """`flatout report`."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,12 +39,16 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.records.limits import Limits
     from flatout.records.machine import DoctorReport
     from flatout.records.profile import Profile
+    from flatout.records.running import JobRun
     from flatout.records.runs import find_run
+    from flatout.records.tuning import Tuning
     from flatout.report.check import draw_check
     from flatout.report.doctor import draw_doctor
     from flatout.report.limits import draw_limits
     from flatout.report.profile import draw_profile
+    from flatout.report.running import draw_run
     from flatout.report.runs import draw_run_header, draw_runs
+    from flatout.report.tuning import draw_tuning
 
     if folder != Path(".flatout") and not folder.is_dir():
         raise CallerMistake(
@@ -61,12 +67,15 @@ def command(output: Output, run: str | None, folder: Path) -> None:
         return
     console = output.console()
     draw_run_header(found.manifest, console)
+    drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
+        "doctor": (DoctorReport, lambda report, to: draw_doctor(report, to, problems_only=False)),
+        "limits": (Limits, draw_limits),
+        "profile": (Profile, draw_profile),
+        "check": (CheckReport, draw_check),
+        "tune": (Tuning, draw_tuning),
+        "job": (JobRun, draw_run),
+    }
     for name in found.manifest.documents:
-        if name == "doctor":
-            draw_doctor(found.read("doctor", 1, DoctorReport), console, problems_only=False)
-        elif name == "limits":
-            draw_limits(found.read("limits", 1, Limits), console)
-        elif name == "profile":
-            draw_profile(found.read("profile", 1, Profile), console)
-        elif name == "check":
-            draw_check(found.read("check", 1, CheckReport), console)
+        if name in drawers:
+            record, draw = drawers[name]
+            draw(found.read(name, 1, record), console)

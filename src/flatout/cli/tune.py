@@ -79,7 +79,8 @@ def command(
     from flatout.levers.catalogue import BY_ID
     from flatout.records.errors import EXIT_DONE, UnknownName
     from flatout.report.tuning import draw_tuning
-    from flatout.tune.tuning import TuneRequest, tune_job
+    from flatout.tune.request import TuneRequest
+    from flatout.tune.tuning import tune_job
 
     for name in (*only, *skip):
         if name not in BY_ID:

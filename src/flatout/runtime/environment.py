@@ -1,4 +1,4 @@
-"""The environment of a trial: the way in for the hook, trackers offline, caches where they stay useful."""
+"""The environment of a job: the way in for the hook; for trials, trackers offline and caches beside."""
 
 import os
 import sysconfig
@@ -16,13 +16,22 @@ def trial_environment(
     order: Path, scratch: Path, *, own_python: bool, seed: int | None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Every variable of the job."""
-    given = dict(os.environ if base is None else base)
-    added = {SESSION_VARIABLE: str(order), **offline_environment(scratch)}
+    given = watched_environment(order, own_python=own_python, base=base)
+    added = offline_environment(scratch)
     if seed is not None:
         added["PYTHONHASHSEED"] = given.get("PYTHONHASHSEED", str(seed % 2**32))
     if "TORCHINDUCTOR_CACHE_DIR" not in given:
         # Beside ours, not the user's: a trial leaves no trace there, and the next trial still starts warm.
         added["TORCHINDUCTOR_CACHE_DIR"] = str(compile_cache())
+    return {**given, **added}
+
+
+def watched_environment(
+    order: Path, *, own_python: bool, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The user's environment, and the way in for the hook."""
+    given = dict(os.environ if base is None else base)
+    added = {SESSION_VARIABLE: str(order)}
     if not (own_python and hook_is_installed()):
         added["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(_PACKAGE / "entry" / "site"), str(_alone()), given.get("PYTHONPATH", "")])

@@ -24,8 +24,8 @@ _TIMES_THE_TWINS = 6.0
 _ROUNDOFFS = 8.0
 # Along the reference, all gradients together: so far from 1 at least before it counts.
 _ALONG = 0.02
-# The update of one parameter may be this many times longer or shorter: Adam moves an element whose gradient is
-# nothing but rounding as far as any other, and half of a bias can be such.
+# The update of one parameter may be this many times longer or shorter: Adam moves an element whose gradient
+# is nothing but rounding as far as any other, and half of a bias can be such.
 _LENGTH = 3.0
 _TRAJECTORY_TIMES = 4.0
 

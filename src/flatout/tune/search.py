@@ -52,14 +52,19 @@ class Limits:
     # Updates that the whole job makes, where the user said.
     job_steps: int | None = None
 
+    def refusal(self, lever: str) -> str:
+        """Why the user wants this lever left out, or nothing."""
+        if self.only and lever not in self.only:
+            return "left out by --only"
+        return "left out by --skip" if lever in self.skip else ""
+
 
 class Finder:
     """One search: what it tried, what it concluded, and the best so far at any moment."""
 
-    def __init__(self, job: JobFacts, limits: Limits, base: Arm = ()) -> None:
+    def __init__(self, job: JobFacts, limits: Limits) -> None:
         self._job = job
         self._limits = limits
-        self._base = base
         self.best: Arm = ()
         self.trials: dict[str, LeverTrial] = {}
         self.ladder: list[Rung] = []
@@ -73,7 +78,7 @@ class Finder:
         for lever in levers:
             if not lever.switchable:
                 continue
-            reason = self._refusal(lever)
+            reason = self._limits.refusal(lever.id) or lever.check(self._job)
             if reason:
                 self._conclude(Choice(id=lever.id), "skipped", reason)
                 continue
@@ -242,13 +247,6 @@ class Finder:
 
     def _is_kept(self, choice: Choice) -> bool:
         return self.trials[_key(choice)].verdict == "kept"
-
-    def _refusal(self, lever: type[Lever]) -> str:
-        if self._limits.only and lever.id not in self._limits.only:
-            return "left out by --only"
-        if lever.id in self._limits.skip:
-            return "left out by --skip"
-        return lever.check(self._job)
 
     def _graphs_cannot_help(self, choice: Choice) -> bool:
         """CUDA graphs take launches away; where the host is idle half of the time, none holds the job up."""

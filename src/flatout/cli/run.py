@@ -1,0 +1,61 @@
+"""`flatout run`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flatout.cli.commands import COMMANDS
+from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
+from flatout.cli.options import Output, common_options
+
+
+@click.command("run", short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS)
+@job_argument
+@click.option("--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to apply.")
+@job_options
+@common_options
+def command(output: Output, words: tuple[str, ...], plan_path: str, **job: Any) -> int:
+    """Run a job to its end under the plan that `flatout tune` found.
+
+    The script runs in your terminal, with your files and your environment: its output, its exit code and what
+    signals do to it are its own. A lever that cannot be applied, or that fails on the way, is dropped with a
+    word, and the job goes on as written. With --json, the script's own output goes to standard error.
+
+    \b
+    Examples:
+      flatout run train.py --lr 3e-4
+      flatout run --plan h200.toml train.py
+      flatout run -- torchrun --nproc-per-node 2 train.py
+    """
+    import os
+    import signal
+
+    from flatout.records.plan import read_plan
+    from flatout.report.running import draw_run, words_before
+    from flatout.tune.facts import fingerprint
+    from flatout.tune.running import run_job
+
+    plan = read_plan(Path(plan_path))
+    request = request_for(words, **job)
+    now = fingerprint(request.command, None, {})
+    for text in words_before(plan, plan.job.differences(now)):
+        output.notice(text)
+    with new_run(output, "run") as folder:
+        done = run_job(
+            plan,
+            request.command,
+            folder.manifest.id,
+            folder.path,
+            output_to_stderr=output.as_json,
+            environment=dict(request.environment),
+        )
+        folder.write("job", 1, done)  # "run" is the manifest's name
+    if output.as_json:
+        output.document("run", 1, done)
+    elif not output.quiet:
+        draw_run(done, output.error_console())
+    if done.signal is not None:  # end as the script ended
+        signal.signal(done.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), done.signal)
+    return done.exit_code or 0

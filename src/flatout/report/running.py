@@ -1,0 +1,32 @@
+"""`run` for a terminal: a word before, and a few lines after the script's own."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from flatout.records.plan import Plan
+from flatout.records.running import JobRun
+from flatout.records.words import three_digits
+from flatout.report.plain import inert, line
+
+
+def words_before(plan: Plan, differences: Sequence[str]) -> list[str]:
+    """What is applied, and where the plan was made for something else."""
+    levers = ", ".join(choice.words() for choice in plan.levers) or "nothing"
+    found = [f"flatout: with {levers}"]
+    found += [f"flatout: about this plan: {difference}" for difference in differences]
+    return found
+
+
+def draw_run(done: JobRun, console: Console) -> None:
+    """A few lines."""
+    parts = [f"{done.steps:,} steps in {done.took_s:.0f} s"]
+    if done.samples_per_s is not None:
+        rate = f"{three_digits(done.samples_per_s)} samples/s"
+        if done.promised_samples_per_s:
+            share = done.samples_per_s / done.promised_samples_per_s
+            rate += f", {share:.0%} of what the plan promised"
+        parts.append(rate)
+    console.print(line(f"flatout: {'; '.join(parts)}"))
+    for lever, reason in done.dropped_levers.items():
+        console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))

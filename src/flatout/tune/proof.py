@@ -1,0 +1,134 @@
+"""The runs that the guard judges, and what follows from its judgement."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from flatout.levers.catalogue import BY_ID
+from flatout.records.plan import Choice
+from flatout.records.profile import Profile
+from flatout.records.tuning import GuardEvidence, LeverTrial
+from flatout.runtime.progress import StopRule
+from flatout.runtime.trial import OnProgress, run_trial
+from flatout.tune.guard import GuardRun, judge
+from flatout.tune.request import TuneRequest
+
+STEPS = 30
+_UPDATES = 3
+_TWINS = 3
+_ROUNDS = 3
+
+NOT_NEEDED = GuardEvidence(verdict="not needed", paired=True, reason="nothing was changed")
+
+# A run's name, its levers, by how much its parameters are changed before it starts, and which change it is.
+Run = tuple[str, tuple[Choice, ...], float, int]
+
+
+class Proof:
+    """Shows that a plan learns the same, or takes out of it what does not."""
+
+    def __init__(
+        self, request: TuneRequest, folder: Path, baseline: Profile, *, draws: bool, on_progress: OnProgress
+    ) -> None:
+        self._request = request
+        self._folder = folder
+        self._at_once = runs_at_once(baseline)
+        # Compiled code draws other random numbers than code as written, unless it is told not to.
+        self._draws = draws
+        self._tell = on_progress
+        self.unsafe: dict[str, str] = {}
+
+    def prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
+        """What may stay, and the evidence for it."""
+        if not chosen:
+            return (), NOT_NEEDED
+        roundoff = max(BY_ID[choice.id].roundoff for choice in chosen)
+        twins: list[Run] = [(f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)]
+        reference, *others, candidate = self._run(
+            [("as written", (), 0.0, 0), *twins, ("plan", chosen, 0.0, 0)]
+        )
+        evidence = NOT_NEEDED
+        for attempt in range(_ROUNDS):
+            if attempt:
+                [candidate] = self._run([("the rest of the plan", chosen, 0.0, 0)])
+            exact = all(BY_ID[choice.id].safety == "exact" for choice in chosen)
+            evidence = judge(reference, others, candidate, roundoff=roundoff, exact=exact)
+            if evidence.verdict != "unsafe":
+                return chosen, evidence
+            culprits = self._culprits(chosen, reference, others, roundoff, evidence)
+            self.unsafe |= culprits
+            chosen = tuple(choice for choice in chosen if choice.id not in culprits)
+            if not chosen:
+                break
+        return (), evidence
+
+    def _culprits(
+        self,
+        chosen: tuple[Choice, ...],
+        reference: GuardRun,
+        twins: Sequence[GuardRun],
+        roundoff: float,
+        evidence: GuardEvidence,
+    ) -> dict[str, str]:
+        """Who fails alone; where nobody does, the riskiest goes."""
+        if len(chosen) == 1:
+            return {chosen[0].id: evidence.reason}
+        runs = self._run([(choice.words(), (choice,), 0.0, 0) for choice in chosen])
+        verdicts = {
+            choice.id: judge(reference, twins, run, roundoff=roundoff)
+            for choice, run in zip(chosen, runs, strict=True)
+        }
+        found = {name: verdict.reason for name, verdict in verdicts.items() if verdict.verdict == "unsafe"}
+        riskiest = max(chosen, key=lambda choice: BY_ID[choice.id].roundoff)
+        return found or {riskiest.id: f"with the others: {evidence.reason}"}
+
+    def _run(self, runs: Sequence[Run]) -> list[GuardRun]:
+        """Short, equally seeded runs; nobody is timed, so several go at once where memory allows."""
+        done = 0
+        first = len(list(self._folder.iterdir())) + 1
+
+        def one(item: tuple[int, Run]) -> GuardRun:
+            nonlocal done
+            number, (name, levers, perturb, which) = item
+            place = self._folder / f"{number}-guard"
+            plan = self._request.trial(
+                f"guard: {name}",
+                StopRule(updates=STEPS),
+                levers,
+                pair_updates=_UPDATES,
+                guard_updates=_UPDATES,
+                same_random=self._draws,
+                perturb=perturb,
+                perturbation=which,
+            )
+            run_trial(plan, place)
+            done += 1
+            self._tell(f"guard: {done} of {len(runs)} runs done", done, len(runs))
+            return GuardRun.read(place)
+
+        self._tell(f"guard: {', '.join(name for name, *_ in runs)}", 0, len(runs))
+        with ThreadPoolExecutor(max_workers=self._at_once) as pool:
+            return list(pool.map(one, enumerate(runs, start=first)))
+
+
+def runs_at_once(baseline: Profile) -> int:
+    """How many runs of the job fit side by side."""
+    memory = baseline.memory
+    if baseline.device is None or not baseline.device.startswith("cuda"):
+        return 2
+    if not memory.reserved_peak_bytes or not memory.device_total_bytes:
+        return 1
+    room = 0.85 * memory.device_total_bytes / (1.3 * memory.reserved_peak_bytes)
+    return max(1, min(_TWINS + 2, int(room)))
+
+
+def with_verdicts(trials: Sequence[LeverTrial], unsafe: dict[str, str]) -> list[LeverTrial]:
+    """The trials, where the guard had something to say about one that was kept."""
+    return [
+        msgspec.structs.replace(trial, verdict="unsafe", reason=unsafe[trial.lever])
+        if trial.verdict == "kept" and trial.lever in unsafe
+        else trial
+        for trial in trials
+    ]

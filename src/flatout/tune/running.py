@@ -1,0 +1,70 @@
+"""`run`: a whole job under its plan, and how that went against what was promised."""
+
+from pathlib import Path
+
+from flatout.analyze.profile import Peaks, build_profile
+from flatout.analyze.steps import read_ranks
+from flatout.records.plan import Plan
+from flatout.records.running import JobRun
+from flatout.records.trial import Shield, Trial
+from flatout.runtime.command import JobCommand
+from flatout.runtime.running import Ending, run_to_the_end
+from flatout.tune.facts import fingerprint
+from flatout.tune.request import order_of
+
+JOB_FOLDER = "job"
+
+
+def run_job(
+    plan: Plan,
+    command: JobCommand,
+    run: str,
+    folder: Path,
+    *,
+    output_to_stderr: bool = False,
+    environment: dict[str, str] | None = None,
+) -> JobRun:
+    """Run it to its end."""
+    place = folder / JOB_FOLDER
+    ending = run_to_the_end(
+        command, place, order_of(plan.levers), output_to_stderr=output_to_stderr, environment=environment
+    )
+    return _job_run(plan, command, run, place, ending)
+
+
+def _job_run(plan: Plan, command: JobCommand, run: str, place: Path, ending: Ending) -> JobRun:
+    ranks = read_ranks(place)
+    about = ranks[0].about if ranks else {}
+    told = about.get("levers") or {}
+    dropped = {name: facts["dropped"] for name, facts in told.items() if "dropped" in facts}
+    refused = [one["reason"] for one in about.get("loader_overrides", ()) if not one["applied"]]
+    if refused:
+        dropped["loader"] = refused[0]
+    steps = len(ranks[0].steps) if ranks else 0
+    samples_per_s = None
+    if steps >= 3:
+        trial = Trial(
+            name="run",
+            folder=str(place),
+            command=command.words,
+            outcome="ended",
+            updates=steps,
+            ranks=len(ranks),
+            took_s=ending.took_s,
+            shield=Shield(kind="none"),
+        )
+        samples_per_s = build_profile(run, trial, place, Peaks()).samples_per_s
+    now = fingerprint(command, None, about)
+    return JobRun(
+        run=run,
+        steps=steps,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        took_s=ending.took_s,
+        levers=tuple(choice.words() for choice in plan.levers if choice.id not in dropped),
+        dropped_levers=dropped,
+        samples_per_s=samples_per_s,
+        promised_samples_per_s=plan.samples_per_s,
+        notes=tuple(plan.job.differences(now)),
+        unknown={"samples_per_s": "too few steps"} if samples_per_s is None else {},
+    )
