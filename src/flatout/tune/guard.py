@@ -78,8 +78,9 @@ def judge(
     *,
     roundoff: float,
     exact: bool = False,
+    resampled: bool = False,
 ) -> GuardEvidence:
-    """Whether the candidate learns what the reference learns."""
+    """Whether the candidate learns what the reference learns; `resampled`: it may draw other samples."""
     if candidate.failed or reference.failed:
         reason = candidate.failed or f"of the baseline: {reference.failed}"
         return GuardEvidence(verdict="unsafe", paired=False, reason=f"nothing to compare: {reason}")
@@ -93,6 +94,9 @@ def judge(
     ):
         return GuardEvidence(verdict="unsafe", paired=False, reason="a loss is not finite", curves=curves)
     paired = is_paired(reference, candidate)
+    if not paired and not resampled and all(is_paired(reference, twin) for twin in twins):
+        reason = "the model got other parameters or inputs than as written, where equal runs get the same"
+        return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
     if not paired:
         return _weakly(reference, candidate, curves)
     if exact and _known(reference.losses) == _known(candidate.losses):
@@ -115,6 +119,17 @@ def judge(
 # Part one: the same state
 
 
+@dataclasses.dataclass(frozen=True)
+class _Scales:
+    """What one update is measured by: the lengths of all its gradients and changes together."""
+
+    roundoff: float
+    # More than 1 where it starts from parameters that differ by what earlier updates did.
+    slack: float
+    gradients: float
+    changes: float
+
+
 def _same_state(
     reference: GuardRun, twins: Sequence[GuardRun], candidate: GuardRun, roundoff: float
 ) -> tuple[dict[str, Any], str]:
@@ -132,16 +147,38 @@ def _same_state(
         got = candidate.updates[number]
         others = [twin.updates[number] for twin in twins if number < len(twin.updates)]
         # Later updates start from parameters that differ by what the first one did to them.
-        slack = 1.0 if first else 2.0 * (number + 1)
+        slack = 1.0 if first else 1.0 + 0.5 * number
+        problem = problem or _between_updates(reference, candidate, number)
         problem = problem or _along(expected, others, got, roundoff * slack, evidence if first else {})
-        overall = _length(_all(expected, "gradients"))
+        scales = _Scales(
+            roundoff, slack, _length(_all(expected, "gradients")), _length(_all(expected, "change"))
+        )
         for name, value in expected["gradients"].items():
-            share, wrong = _one_parameter(name, value, expected, others, got, (roundoff, slack, overall))
+            share, wrong = _one_parameter(name, value, expected, others, got, scales)
             if share > worst:
                 worst = share
                 evidence["worst"] = {"parameter": name, "of_allowed": share, "update": number + 1}
             problem = problem or wrong
     return evidence, problem
+
+
+def _between_updates(reference: GuardRun, candidate: GuardRun, number: int) -> str:
+    """Nobody but the optimizer changes parameters, where nobody does in the reference."""
+    own = [one["optimizer"] for one in reference.updates[:number]]
+    if reference.updates[number]["optimizer"] not in own:
+        return ""
+    before = number - 1 - own[::-1].index(reference.updates[number]["optimizer"])
+    for name, value in reference.updates[number]["before"].items():
+        left = reference.updates[before].get("after", {}).get(name)
+        if value is None or left is None or _distance(value, left) > 0:
+            continue
+        mine, mine_left = (
+            candidate.updates[number]["before"].get(name),
+            candidate.updates[before].get("after", {}).get(name),
+        )
+        if mine is not None and mine_left is not None and _distance(mine, mine_left) > 1e-6 * _length(mine):
+            return f"{name} changes between two updates"
+    return ""
 
 
 def _first_loss(
@@ -195,10 +232,9 @@ def _one_parameter(
     expected: dict[str, Any],
     others: Sequence[dict[str, Any]],
     got: dict[str, Any],
-    scales: tuple[float, float, float],
+    scales: "_Scales",
 ) -> tuple[float, str]:
     """How much of what rounding explains was used up, and what is wrong."""
-    roundoff, slack, overall = scales
     mine = got["gradients"].get(name)
     if (gradient is None) != (mine is None):
         return math.inf, f"{name} {'gets a gradient that it should not get' if mine else 'gets no gradient'}"
@@ -213,9 +249,12 @@ def _one_parameter(
             ),
             default=0.0,
         )
-        # Where the true gradient is nothing but rounding, its size says nothing: the whole one's does.
-        allowed = (
-            slack * (_TIMES_THE_TWINS * spread + _ROUNDOFFS * roundoff * size) + roundoff * 1e-2 * overall
+        # Where the true gradient is nothing but rounding (a bias before a norm), its size says nothing: the
+        # whole one's does.
+        allowed = scales.slack * (
+            _TIMES_THE_TWINS * spread
+            + _ROUNDOFFS * scales.roundoff * size
+            + scales.roundoff * scales.gradients
         )
         apart = _distance(mine, gradient)
         worst = apart / allowed if allowed else (math.inf if apart else 0.0)
@@ -229,8 +268,9 @@ def _one_parameter(
             (_length(c) / _length(change) for other in others if (c := _change(other, name)) is not None),
             default=1.0,
         )
-        longest = _LENGTH * slack * max(1.0, spread)
-        if not 1.0 / longest <= ratio <= longest:
+        longest = _LENGTH * scales.slack * max(1.0, spread)
+        is_nothing = max(_length(change), _length(mine_change)) <= 4 * scales.roundoff * scales.changes
+        if not is_nothing and not 1.0 / longest <= ratio <= longest:
             wrong = wrong or f"the update of {name} is {ratio:.3g} times as long as it should be"
             worst = math.inf
     return worst, wrong
@@ -247,7 +287,7 @@ def _trajectory(
     if count < 3:
         return {"steps": count}, ""
     scale = statistics.fmean(abs(value) for value in expected[:count])
-    floor = _ROUNDOFFS * roundoff * scale
+    floor = 2 * roundoff * scale
     apart = _rms(got[:count], expected[:count])
     spread = max(_rms(_known(twin.losses)[:count], expected[:count]) for twin in twins)
     allowed = _TRAJECTORY_TIMES * spread + floor

@@ -53,8 +53,15 @@ class Proof:
         for attempt in range(_ROUNDS):
             if attempt:
                 [candidate] = self._run([("the rest of the plan", chosen, 0.0, 0)])
-            exact = all(BY_ID[choice.id].safety == "exact" for choice in chosen)
-            evidence = judge(reference, others, candidate, roundoff=roundoff, exact=exact)
+            classes = {BY_ID[choice.id].safety for choice in chosen}
+            evidence = judge(
+                reference,
+                others,
+                candidate,
+                roundoff=roundoff,
+                exact=classes == {"exact"},
+                resampled="resampled" in classes,
+            )
             if evidence.verdict != "unsafe":
                 return chosen, evidence
             culprits = self._culprits(chosen, reference, others, roundoff, evidence)
@@ -77,7 +84,13 @@ class Proof:
             return {chosen[0].id: evidence.reason}
         runs = self._run([(choice.words(), (choice,), 0.0, 0) for choice in chosen])
         verdicts = {
-            choice.id: judge(reference, twins, run, roundoff=roundoff)
+            choice.id: judge(
+                reference,
+                twins,
+                run,
+                roundoff=roundoff,
+                resampled=BY_ID[choice.id].safety == "resampled",
+            )
             for choice, run in zip(chosen, runs, strict=True)
         }
         found = {name: verdict.reason for name, verdict in verdicts.items() if verdict.verdict == "unsafe"}

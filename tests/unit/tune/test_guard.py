@@ -1,0 +1,79 @@
+"""The guard rejects what changes learning, and lets rounding pass."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, Job, train  # noqa: E402
+from flatout.tune.guard import GuardRun, judge  # noqa: E402
+
+BF16 = 2.0**-9
+FP32 = 2.0**-23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def baselines(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, float], tuple[GuardRun, list[GuardRun]]]:
+    """The reference and its three twins, once for each job and roundoff."""
+    kept: dict[tuple[str, float], tuple[GuardRun, list[GuardRun]]] = {}
+
+    def of(job: str, roundoff: float) -> tuple[GuardRun, list[GuardRun]]:
+        if (job, roundoff) not in kept:
+            folder = tmp_path_factory.mktemp("baselines")
+            make = JOBS[job]
+            reference = train(folder / "reference", make)
+            twins = [train(folder / f"{n}", make, perturb=roundoff, which=n) for n in (1, 2, 3)]
+            kept[job, roundoff] = (reference, twins)
+        return kept[job, roundoff]
+
+    return of
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize("job", JOBS)
+def test_a_corruption_is_rejected_even_where_bf16_would_be_allowed(
+    job: str, corruption: str, baselines: Callable, tmp_path: Path
+) -> None:
+    if (job, corruption) in MEANINGLESS:
+        pytest.skip("there is nothing to spoil")
+    reference, twins = baselines(job, BF16)
+    spoilt = train(tmp_path, JOBS[job], CORRUPTIONS[corruption])
+    verdict = judge(reference, twins, spoilt, roundoff=BF16)
+    assert verdict.verdict == "unsafe", verdict
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_job_itself_is_the_same(job: str, baselines: Callable, tmp_path: Path) -> None:
+    reference, twins = baselines(job, FP32)
+    again = train(tmp_path, JOBS[job])
+    verdict = judge(reference, twins, again, roundoff=FP32, exact=True)
+    assert (verdict.verdict, verdict.reason) == ("same", "losses are the same, bit for bit")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("lever", ["bf16", "fused-optimizer", "channels-last"])
+def test_honest_levers_pass(job: str, lever: str, seed: int, tmp_path: Path) -> None:
+    if lever == "channels-last" and job != "images":
+        pytest.skip("there are no images")
+    roundoff = BF16 if lever == "bf16" else FP32
+    make: Callable[[int], Job] = JOBS[job]
+    reference = train(tmp_path / "reference", make, seed=seed)
+    twins = [train(tmp_path / f"{n}", make, seed=seed, perturb=roundoff, which=n) for n in (1, 2, 3)]
+    levers = ({"id": lever, "settings": {}},)
+    candidate = train(tmp_path / "candidate", make, seed=seed, levers=levers)
+    verdict = judge(reference, twins, candidate, roundoff=roundoff)
+    assert verdict.verdict == "same", (verdict.reason, verdict.same_state, verdict.trajectory)
+    assert verdict.paired
