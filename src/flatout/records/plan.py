@@ -8,6 +8,7 @@ flatout.toml
 
 import dataclasses
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import msgspec
 
 from flatout.records.atomic import write_atomically
 from flatout.records.errors import BadConfig
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 PLAN_FILE = "flatout.toml"
 PLAN_VERSION = 1
@@ -96,7 +99,7 @@ class Plan:
 def as_toml(plan: Plan) -> str:
     """The plan as the text of its file."""
     lines = [
-        f"# What `flatout tune` found for {plan.job.script}. `flatout run` applies it.",
+        f"# What `flatout tune` found for {_in_a_line(plan.job.script)}. `flatout run` applies it.",
         "# Take out whatever you don't want.",
         f"version = {PLAN_VERSION}",
         "",
@@ -113,7 +116,12 @@ def as_toml(plan: Plan) -> str:
     if measured:
         lines += ["", "[measured]", *(f"{name} = {_value(value)}" for name, value in measured.items())]
     for choice in plan.levers:
-        lines += ["", *(f"# {line}" for line in _comment(choice)), "[[lever]]", f"id = {_value(choice.id)}"]
+        lines += [
+            "",
+            *(f"# {_in_a_line(line)}" for line in _comment(choice)),
+            "[[lever]]",
+            f"id = {_value(choice.id)}",
+        ]
         lines += [
             f"{name} = {_value(getattr(choice, name))}"
             for name in ("predicted_speedup", "measured_speedup")
@@ -164,8 +172,13 @@ def _comment(choice: Choice) -> list[str]:
     return [*lines, *([", ".join(told)] if told else [])]
 
 
+def _in_a_line(text: str) -> str:
+    """Text for a comment: whatever would end it is left out."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
 
 
 def _value(value: Any) -> str:
@@ -176,4 +189,5 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, float):
         return repr(round(value, 4))
-    return json.dumps(value, ensure_ascii=False)
+    # JSON lets the one control character pass that TOML does not.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,105 @@
+"""The plan's file: written for people, read back without loss, refused where it is broken."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.records.errors import BadConfig
+from flatout.records.plan import Choice, Fingerprint, Plan, as_toml, read_plan
+
+JOB = Fingerprint(
+    script="train.py",
+    script_sha256="ab" * 32,
+    arguments=("--lr", "3e-4"),
+    device="NVIDIA H200",
+    torch="2.11.0",
+)
+
+
+def plan(**changes: object) -> Plan:
+    levers = (
+        Choice(id="bf16", predicted_speedup=1.9, measured_speedup=2.4, reason="bf16 autocast"),
+        Choice(id="compile", settings={"mode": "reduce-overhead"}, measured_speedup=2.25),
+        Choice(id="loader", settings={"num_workers": 8, "persistent_workers": True}),
+    )
+    given_fields = {"job": JOB, "levers": levers, "samples_per_s": 280.5, "speedup": 7.1, **changes}
+    return Plan(**given_fields)  # type: ignore[arg-type]
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "flatout.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "flatout.toml"
+    plan().write(path)
+    found = read_plan(path)
+    assert found.job == JOB
+    assert [choice.order() for choice in found.levers] == [choice.order() for choice in plan().levers]
+    assert (found.samples_per_s, found.speedup, found.baseline_samples_per_s) == (280.5, 7.1, None)
+
+
+def test_each_lever_says_why_it_is_there() -> None:
+    text = as_toml(plan())
+    assert '# bf16 autocast\n# predicted 1.90x, measured 2.40x\n[[lever]]\nid = "bf16"' in text
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = st.one_of(
+    TEXTS, st.integers(-(2**53), 2**53), st.booleans(), st.lists(st.integers(0, 9), max_size=3)
+)
+
+
+@given(st.dictionaries(TEXTS.filter(bool), VALUES, max_size=4), TEXTS, st.lists(TEXTS, max_size=3))
+def test_whatever_words_a_job_has_they_survive(settings: dict, script: str, arguments: list[str]) -> None:
+    import tomllib
+
+    job = Fingerprint(script=script, script_sha256="", arguments=tuple(arguments))
+    plain = tomllib.loads(as_toml(Plan(job=job, levers=(Choice(id="x", settings=settings),))))
+    assert plain["job"]["script"] == script
+    assert plain["job"]["arguments"] == arguments
+    assert plain["lever"][0].get("settings", {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("version = ", "cannot be read"),
+        ("version = 7\n[job]\n", "version 7"),
+        ("[job]\nscript = 'x'", "version None"),
+        ("version = 1\n", "job"),
+        ("version = 1\n[job]\nscript = 3\nscript_sha256 = ''\n", "script"),
+        ("version = 1\n[job]\nscript = 'a'\nscript_sha256 = ''\n[[lever]]\nname = 'bf16'\n", "id"),
+        ("version = 1\nlever = 3\n[job]\nscript = 'a'\nscript_sha256 = ''\n", "levers"),
+    ],
+)
+def test_a_broken_plan_is_refused_with_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(BadConfig, match=says) as caught:
+        read_plan(written(tmp_path, text))
+    assert "flatout.toml" in str(caught.value)
+
+
+def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="no such file"):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_a_plan_of_another_job_says_what_differs() -> None:
+    other = Fingerprint(
+        script="other.py",
+        script_sha256="cd" * 32,
+        arguments=("--lr", "1"),
+        device="NVIDIA L4",
+        torch="2.11.0",
+    )
+    assert JOB.differences(JOB) == []
+    assert JOB.differences(other) == [
+        "it was made for train.py, not other.py",
+        "the script has changed since",
+        "it was made with the arguments '--lr 3e-4', not '--lr 1'",
+        "it was made on device NVIDIA H200, not NVIDIA L4",
+    ]

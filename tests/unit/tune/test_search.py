@@ -1,0 +1,264 @@
+"""The search finds what helps, also where levers depend on each other, and says why the others did not."""
+
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.levers.catalogue import LEVERS
+from flatout.levers.job import JobFacts
+from flatout.records.plan import Choice
+from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length, mean_and_half_width
+from flatout.tune.search import Finder, Limits
+
+GPU = JobFacts(
+    device="cuda:0",
+    capability=(9, 0),
+    step_ms=100.0,
+    host_shares={"forward": 0.1, "backward": 0.1, "optimizer": 0.05},
+    device_shares={"forward": 0.3, "loss": 0.02, "backward": 0.6, "optimizer": 0.05},
+    busy_share=0.95,
+    flops_per_step=3.5e12,
+    peaks={"fp32": 51e12, "tf32": 396e12, "bf16": 780e12},
+    habits={
+        "parameter_dtype": "float32",
+        "optimizers": [{"name": "AdamW", "fused": None, "foreach": None, "supports_fused": True}],
+        "input_shapes": 1,
+        "roots": ["GPT"],
+        "cpp_compiler": True,
+    },
+)
+
+
+class World:
+    """A job whose levers have known effects: by which factor each changes the step, alone or beside others."""
+
+    def __init__(self, factors: dict[str, float], beside: dict[tuple[str, str], float] | None = None) -> None:
+        self.factors = factors
+        self.beside = beside or {}
+        self.broken: dict[str, str] = {}
+        self.asked: list[Ask] = []
+        self.noise = random.Random(0)
+
+    def step_ms(self, arm: Arm) -> float:
+        names = {choice.words() for choice in arm}
+        ids = {choice.id for choice in arm}
+        time_ms = 100.0
+        for name in names:
+            time_ms *= self.factors.get(name, self.factors.get(name.partition(" ")[0], 1.0))
+        for (one, other), factor in self.beside.items():
+            if one in ids and other in ids:
+                time_ms *= factor
+        return time_ms
+
+    def answer(self, ask: Ask) -> list[ArmResult]:
+        self.asked.append(ask)
+        base = self.step_ms(ask.arms[0])
+        results = []
+        for arm in ask.arms:
+            broken = [why for name, why in self.broken.items() if name in {choice.id for choice in arm}]
+            if broken:
+                results.append(ArmResult(step_ms=None, failed=broken[0]))
+                continue
+            own = self.step_ms(arm) * (1 + self.noise.gauss(0, 0.001))
+            speedup = base / own
+            results.append(
+                ArmResult(
+                    step_ms=own,
+                    speedup=speedup,
+                    low=speedup - 0.004,
+                    high=speedup + 0.004,
+                    compile_s=20.0,
+                    host_share=0.8,
+                )
+            )
+        return results
+
+
+def searched(world: World, job: JobFacts = GPU, **limits: object) -> Finder:
+    finder = Finder(job, Limits(**limits))  # type: ignore[arg-type]
+    search = finder.search(finder.candidates(LEVERS))
+    try:
+        ask = next(search)
+        while True:
+            ask = search.send(world.answer(ask))
+    except StopIteration:
+        return finder
+
+
+def names(finder: Finder) -> list[str]:
+    return [choice.words() for choice in finder.best]
+
+
+def test_what_helps_is_kept_and_the_rest_is_not() -> None:
+    finder = searched(
+        World({"bf16": 0.45, "tf32": 0.5, "fused-optimizer": 0.97, "compile": 0.6}, {("tf32", "bf16"): 2.0})
+    )
+    assert names(finder) == ["bf16", "fused-optimizer", "compile (reduce-overhead)"] or names(finder) == [
+        "bf16", "fused-optimizer", "compile (default)"
+    ]  # fmt: skip
+    assert finder.trials["tf32"].verdict == "rejected"
+    assert "they do its work" in finder.trials["tf32"].reason
+    assert finder.trials["channels-last"].verdict == "skipped"
+
+
+def test_the_ladder_goes_from_the_baseline_to_the_best() -> None:
+    finder = searched(World({"bf16": 0.5, "fused-optimizer": 0.9, "compile (default)": 0.8}))
+    assert [rung.lever for rung in finder.ladder] == names(finder)
+    assert finder.ladder[-1].speedup == pytest.approx(1 / (0.5 * 0.9 * 0.8), rel=0.02)
+    assert math.prod(rung.gain for rung in finder.ladder) == pytest.approx(finder.ladder[-1].speedup)
+
+
+def test_bf16_that_is_slower_alone_and_helps_under_the_compiler_is_found() -> None:
+    world = World({"bf16": 1.15, "compile": 0.7}, {("bf16", "compile"): 0.6})
+    assert "bf16" in names(searched(world))
+
+
+def test_nothing_to_gain_is_an_answer() -> None:
+    finder = searched(World({}))
+    assert finder.best == ()
+    assert finder.ladder == []
+    assert {trial.verdict for trial in finder.trials.values()} == {"rejected", "skipped"}
+
+
+@pytest.mark.parametrize("broken", ["bf16", "compile", "fused-optimizer"])
+def test_a_lever_that_fails_has_its_verdict_and_the_others_go_on(broken: str) -> None:
+    world = World({"bf16": 0.5, "fused-optimizer": 0.9, "compile": 0.7})
+    world.broken[broken] = "the job was killed by signal 9"
+    finder = searched(world)
+    assert broken not in {choice.id for choice in finder.best}
+    assert len(finder.best) == 2
+    failed = [trial for trial in finder.trials.values() if trial.lever == broken]
+    assert {(trial.verdict, trial.reason) for trial in failed} == {
+        ("failed", "the job was killed by signal 9")
+    }
+
+
+def test_a_compilation_that_does_not_pay_back_is_not_chosen() -> None:
+    finder = searched(World({"compile": 0.8}), job_steps=100)
+    assert finder.best == ()
+    reason = finder.trials["compile (default)"].reason
+    assert reason.startswith("compiling takes 20 s and saves 2 s") or "saves 1 s" in reason
+    assert searched(World({"compile": 0.8}), job_steps=100_000).best != ()
+
+
+def test_only_and_skip() -> None:
+    world = World({"bf16": 0.5, "fused-optimizer": 0.9, "compile": 0.7})
+    assert names(searched(world, only=frozenset({"bf16"}))) == ["bf16"]
+    finder = searched(world, skip=frozenset({"bf16"}))
+    assert finder.trials["bf16"].reason == "left out by --skip"
+    assert "bf16" not in names(finder)
+
+
+def test_when_the_time_is_over_the_best_so_far_stays() -> None:
+    finder = searched(World({"bf16": 0.5, "compile": 0.5}), deadline=time.monotonic() - 1)
+    assert finder.best == ()
+    assert finder.trials["bf16"].reason == "the time allowed was over"
+
+
+FACTORS = st.sampled_from([0.4, 0.7, 0.9, 0.98, 1.0, 1.05, 1.4])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.fixed_dictionaries(dict.fromkeys(("tf32", "bf16", "fused-optimizer", "compile"), FACTORS)),
+    st.dictionaries(
+        st.sampled_from([("tf32", "bf16"), ("bf16", "compile"), ("fused-optimizer", "compile")]), FACTORS
+    ),
+)
+def test_a_plan_is_never_slower_than_the_baseline(factors: dict, beside: dict) -> None:
+    world = World(factors, beside)
+    finder = searched(world)
+    assert world.step_ms(finder.best) <= 100.0 * 1.001
+    for choice in finder.best:
+        assert finder.trials[choice.words()].verdict == "kept"
+
+
+def test_amdahl_skips_what_cannot_matter() -> None:
+    job = JobFacts(**{**vars_of(GPU), "device_shares": {"forward": 0.3, "backward": 0.7, "optimizer": 0.001}})
+    finder = Finder(job, Limits())
+    finder.candidates(LEVERS)
+    assert finder.trials["fused-optimizer"].reason == "Amdahl's law promises less than 0.5 %"
+
+
+def vars_of(job: JobFacts) -> dict:
+    import dataclasses
+
+    return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+
+
+# Comparisons ------------------------------------------------------------------------------------------------
+
+
+def steps(
+    arm: int, count: int, ms: float, *, generation: int = 1, start: int = 1, **more: object
+) -> list[dict]:
+    zero = dict.fromkeys(("forward_ns", "backward_ns", "optimizer_ns", "clipping_ns"), 0)
+    return [
+        {
+            "arm": (generation, arm), "in_block": start + number, "started_ns": 0, "ended_ns": int(ms * 1e6),
+            "evaluation_ns": 0, "evaluations": 0, "compiles": 0, **zero, **more,
+        }
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def compared(*blocks: tuple[int, float], block: int = 8) -> Comparison:
+    ask = Ask(arms=((), (Choice(id="bf16"),)), what="")
+    comparison = Comparison(ask, 1)
+    for arm, ms in blocks:
+        for step in steps(arm, block, ms):
+            comparison.take(step)
+    return comparison
+
+
+def test_a_speedup_is_the_mean_of_neighbouring_blocks() -> None:
+    # The machine slows down by half in the middle: the ratio of neighbours does not.
+    comparison = compared((0, 10), (1, 5), (0, 10), (1, 5), (0, 15), (1, 7.5), (0, 15), (1, 7.5))
+    assert comparison.is_enough(8)
+    result = comparison.results(8)[1]
+    assert (result.speedup, result.low, result.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert result.is_faster(0.01)
+
+
+def test_three_blocks_are_not_enough_and_one_disturbance_does_not_decide() -> None:
+    assert not compared((0, 10), (1, 5), (0, 10), (1, 5)).is_enough(8)
+    quiet = [(0, 10.0), (1, 5.0)] * 5
+    disturbed = [*quiet, (0, 10.0), (1, 50.0)]
+    result = compared(*disturbed).results(8)[1]
+    assert result.speedup == pytest.approx(2.0)
+
+
+def test_steps_of_the_switch_and_of_compilations_do_not_count() -> None:
+    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1)
+    for _ in range(5):
+        for step in [*steps(0, 2, 500.0), *steps(0, 6, 10.0, start=3)]:
+            comparison.take(step)
+        for step in [
+            *steps(1, 1, 9000.0, compiles=1),
+            *steps(1, 1, 500.0, start=2),
+            *steps(1, 6, 5.0, start=3),
+        ]:
+            comparison.take(step)
+    result = comparison.results(8)[1]
+    assert result.speedup == pytest.approx(2.0)
+    assert result.compile_s == pytest.approx(45.0)
+
+
+def test_steps_of_another_question_do_not_count() -> None:
+    comparison = compared((0, 10), (1, 5))
+    for step in steps(1, 8, 1.0, generation=2):
+        comparison.take(step)
+    assert comparison.results(8)[1].speedup == pytest.approx(2.0)
+
+
+@given(st.floats(0.01, 1e5))
+def test_a_block_is_long_enough_for_what_it_measures(step_ms: float) -> None:
+    assert 8 <= block_length(step_ms) <= 62
+
+
+def test_one_value_alone_could_be_anything() -> None:
+    assert mean_and_half_width([2.0]) == (2.0, math.inf)
