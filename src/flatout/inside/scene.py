@@ -70,8 +70,9 @@ class Scene:
             self._begun = True
             self.switch(self._wanted)
         else:  # what changes the roots themselves must know of this one too
+            wanted = self._wanted
             self.switch([])
-            self.switch(self._wanted)
+            self.switch(wanted)
 
     def switch(self, wanted: Wanted) -> None:
         """Between two steps: exactly these levers are on from here on."""

@@ -126,7 +126,9 @@ class _Lent:
 
     def __init__(self, torch: Any, tensor: Any) -> None:
         self._uses = torch._C._storage_Use_Count  # noqa: SLF001
-        self._alone = self._uses(torch.empty(1).untyped_storage()._cdata)  # noqa: SLF001
+        probe = torch.empty(1)
+        storage = probe.untyped_storage()  # kept: its address must stay its own while it is asked about
+        self._alone = self._uses(storage._cdata)  # noqa: SLF001
         self._tensor = weakref.ref(tensor)
         self._storage = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
 
@@ -136,4 +138,5 @@ class _Lent:
             return not self._storage.expired()
         if sys.getrefcount(tensor) > _ONE_NAME:
             return True
-        return bool(self._uses(tensor.untyped_storage()._cdata) > self._alone)  # noqa: SLF001
+        storage = tensor.untyped_storage()
+        return bool(self._uses(storage._cdata) > self._alone)  # noqa: SLF001

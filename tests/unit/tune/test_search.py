@@ -34,7 +34,7 @@ GPU = JobFacts(
 
 
 class World:
-    """A job whose levers have known effects: by which factor each changes the step, alone or beside others."""
+    """A job whose levers have known effects: by which factor each changes a step, alone or beside others."""
 
     def __init__(self, factors: dict[str, float], beside: dict[tuple[str, str], float] | None = None) -> None:
         self.factors = factors

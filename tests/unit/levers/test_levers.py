@@ -1,0 +1,280 @@
+"""Each lever changes what it says, puts everything back as it was found, and refuses where it must."""
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flatout.levers.bf16 import Bf16  # noqa: E402
+from flatout.levers.catalogue import BY_ID, LEVERS  # noqa: E402
+from flatout.levers.channels_last import ChannelsLast  # noqa: E402
+from flatout.levers.compile import Compile, _Lent  # noqa: E402
+from flatout.levers.cudnn_autotune import CudnnAutotune  # noqa: E402
+from flatout.levers.debug_modes import DebugModes  # noqa: E402
+from flatout.levers.fused_optimizer import FusedOptimizer, supports_fused  # noqa: E402
+from flatout.levers.garbage_collector import GarbageCollector  # noqa: E402
+from flatout.levers.job import JobFacts, amdahl  # noqa: E402
+from flatout.levers.lever import Scene  # noqa: E402
+from flatout.levers.outputs import map_tensors, tensors_of  # noqa: E402
+from flatout.levers.tf32 import Tf32  # noqa: E402
+
+nn = torch.nn
+
+
+def scene(roots: tuple[Any, ...] = (), optimizers: tuple[Any, ...] = ()) -> Scene:
+    return SimpleNamespace(  # type: ignore[return-value]
+        torch=torch,
+        device=torch.device("cpu"),
+        roots=lambda: list(roots),
+        optimizers=lambda: list(optimizers),
+        note=lambda *_: None,
+    )
+
+
+def test_every_lever_has_a_page_a_class_and_a_name_of_its_own() -> None:
+    assert len(BY_ID) == len(LEVERS)
+    for lever in LEVERS:
+        assert lever.__doc__
+        assert lever.title
+        assert lever.safety in ("exact", "resampled", "numeric", "memory", "recipe")
+        assert set(lever.conflicts) <= set(BY_ID)
+
+
+# Switches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_tf32_is_put_back_as_it_was_found(found: bool) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = found
+        lever = Tf32(scene(), {})
+        lever.apply()
+        assert matmul.allow_tf32
+        assert cudnn.allow_tf32
+        lever.undo()
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (found, before[1])
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def test_cudnn_autotune_and_debug_modes_are_put_back() -> None:
+    cudnn = torch.backends.cudnn
+    lever = CudnnAutotune(scene(), {})
+    before = cudnn.benchmark
+    lever.apply()
+    assert cudnn.benchmark
+    lever.undo()
+    assert cudnn.benchmark == before
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        modes = DebugModes(scene(), {})
+        modes.apply()
+        assert not torch.is_anomaly_enabled()
+        modes.undo()
+        assert torch.is_anomaly_enabled()
+        assert not torch.is_anomaly_check_nan_enabled()
+
+
+def test_the_collector_is_put_back_and_never_turned_off() -> None:
+    before = gc.get_threshold()
+    lever = GarbageCollector(scene(), {})
+    lever.apply()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > before[0]
+    assert gc.get_freeze_count() > 0
+    lever.undo()
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+# Precision --------------------------------------------------------------------------------------------------
+
+
+def test_bf16_computes_in_bf16_and_gives_back_float32() -> None:
+    seen = []
+    model = nn.Linear(4, 4)
+
+    def call(x: Any) -> Any:
+        out = model(x)
+        seen.append(out.dtype)
+        return {"out": out, "many": [out, (out, 3)], "whole": torch.arange(3)}
+
+    found = Bf16(scene(), {}).around(model, call)(torch.ones(2, 4))
+    assert seen == [torch.bfloat16]
+    assert found["out"].dtype == found["many"][1][0].dtype == torch.float32
+    assert found["whole"].dtype == torch.int64
+    found["out"].sum().backward()
+    assert model.weight.grad.dtype == torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_outputs_keep_their_types() -> None:
+    from collections import OrderedDict, namedtuple
+
+    pair = namedtuple("pair", "a b")
+    value = [pair(torch.ones(1), None), {"x": (torch.zeros(1), "text")}, OrderedDict(y=torch.ones(2))]
+    found = map_tensors(lambda tensor: tensor + 1, value)
+    assert type(found[0]) is pair
+    assert found[0].a.item() == 2
+    assert found[1]["x"][1] == "text"
+    assert type(found[2]) is OrderedDict
+    assert found[2]["y"].tolist() == [2, 2]
+    assert len(tensors_of(found)) == 3
+
+
+# The optimizer ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("after", [0, 3])
+def test_fused_gives_the_same_update_and_can_be_undone_in_the_middle(kind: Any, after: int) -> None:
+    def trained(fused: bool) -> Any:
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(5, 5))
+        optimizer = kind([parameter], lr=0.01)
+        lever = FusedOptimizer(scene(optimizers=(optimizer,)), {})
+        for number in range(9):
+            if fused and number == after:
+                lever.apply()
+                assert optimizer.param_groups[0]["fused"]
+            if fused and number == after + 3:
+                lever.undo()
+            optimizer.zero_grad()
+            (parameter**2).sum().backward()
+            optimizer.step()
+        return parameter.detach(), optimizer
+
+    (plain, as_written), (changed, put_back) = trained(False), trained(True)
+    torch.testing.assert_close(plain, changed, rtol=1e-5, atol=1e-7)
+    group, expected = put_back.param_groups[0], as_written.param_groups[0]
+    assert {k: v for k, v in group.items() if k != "params"} == {
+        k: v for k, v in expected.items() if k != "params"
+    }
+    assert vars(put_back).keys() == vars(as_written).keys()
+
+
+def test_a_choice_of_the_scripts_own_is_left_alone() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    for chosen in ({"foreach": False}, {"fused": True}):
+        optimizer = torch.optim.AdamW([parameter], **chosen)
+        before = dict(optimizer.param_groups[0])
+        lever = FusedOptimizer(scene(optimizers=(optimizer,)), {})
+        lever.apply()
+        assert optimizer.param_groups[0] == before
+        lever.undo()
+
+
+def test_who_has_a_fused_implementation() -> None:
+    class Own(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    parameter = [nn.Parameter(torch.ones(3))]
+    assert supports_fused(torch.optim.AdamW(parameter))
+    assert not supports_fused(Own(parameter))
+    assert not supports_fused(torch.optim.RMSprop(parameter))
+    assert not supports_fused(torch.optim.LBFGS(parameter))
+
+
+# Layout -----------------------------------------------------------------------------------------------------
+
+
+def test_channels_last_changes_strides_alone_and_puts_them_back() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
+    strides = [parameter.stride() for parameter in model.parameters()]
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    identities = [id(parameter) for parameter in model.parameters()]
+    lever = ChannelsLast(scene(roots=(model,)), {})
+    lever.apply()
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    seen = []
+    call = lever.around(model, lambda x, scale: seen.append((x.stride(), scale)) or model(x))
+    assert call(torch.randn(2, 3, 8, 8), scale=2).shape == (2, 2)
+    assert seen == [((192, 1, 24, 3), 2)]
+    lever.undo()
+    assert [parameter.stride() for parameter in model.parameters()] == strides
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), values, strict=True))
+
+
+# Graphs -----------------------------------------------------------------------------------------------------
+
+
+def test_an_output_is_held_when_it_has_more_than_one_name() -> None:
+    out = torch.ones(3)
+    lent = _Lent(torch, out)
+    assert not lent.is_held()  # `out = model(x)`: alive until the next one is there
+    other = out
+    assert lent.is_held()
+    del other
+    kept = [out.detach()]
+    assert lent.is_held()
+    del out
+    assert lent.is_held()  # the detached copy lives on
+    kept.clear()
+    assert not lent.is_held()
+
+
+def test_a_compilation_without_a_graph_has_failed() -> None:
+    lever = Compile(scene(), {"mode": "default"})
+    call = lever._insisting_on_a_graph(lambda: 1)
+    with pytest.raises(RuntimeError, match="found nothing"):
+        call()
+    assert call() == 1
+
+
+# Refusals ---------------------------------------------------------------------------------------------------
+
+GPU = {"device": "cuda:0", "capability": (9, 0), "step_ms": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("lever", "facts", "habits", "says"),
+    [
+        ("tf32", {}, {}, "not train on a GPU"),
+        ("tf32", {**GPU, "capability": (7, 5)}, {}, "no TF32"),
+        ("tf32", GPU, {"tf32": True}, "itself"),
+        ("tf32", GPU, {"parameter_dtype": "bfloat16"}, "bfloat16"),
+        ("bf16", GPU, {"autocast": "fp16"}, "autocasts itself, to fp16"),
+        ("bf16", GPU, {"scales_loss": True}, "scales its loss"),
+        ("bf16", {**GPU, "capability": (7, 0)}, {}, "8.0"),
+        ("bf16", {}, {}, "no instructions"),
+        ("compile", GPU, {"compiles": True}, "compiles itself"),
+        ("compile", {}, {}, "no C++ compiler"),
+        ("compile", GPU, {"input_shapes": 12}, "12 shapes"),
+        ("fused-optimizer", GPU, {}, "no optimizer"),
+        ("channels-last", GPU, {}, "no two-dimensional"),
+        ("channels-last", GPU, {"convolutions": 3, "channels_last": True}, "already"),
+        ("cudnn-autotune", GPU, {"convolutions": 3, "deterministic": True}, "deterministic"),
+        ("garbage-collector", GPU, {"collector_share": 0.001}, "less than 0.5 %"),
+        ("debug-modes", GPU, {}, "none is on"),
+        ("loader", GPU, {}, "no DataLoader"),
+    ],
+)
+def test_refusals_say_why(lever: str, facts: dict[str, Any], habits: dict[str, Any], says: str) -> None:
+    assert says in BY_ID[lever].check(JobFacts(**facts, habits=habits))
+
+
+def test_graphs_are_not_tried_under_accumulation_or_with_several_shapes() -> None:
+    def modes(**changes: Any) -> list[str]:
+        habits = changes.pop("habits", {"input_shapes": 1, "roots": ["GPT"]})
+        return [one["mode"] for one in Compile.variants(JobFacts(**GPU, habits=habits, **changes))]
+
+    assert modes() == ["default", "reduce-overhead"]
+    assert modes(micro_batches=4.0) == ["default"]
+    assert modes(habits={"input_shapes": 3}) == ["default"]
+    assert modes(habits={"input_shapes": 1, "roots": ["G", "D"]}) == ["default"]
+
+
+def test_predictions_follow_the_peaks_and_amdahl() -> None:
+    peaks = {"fp32": 50e12, "tf32": 400e12, "bf16": 800e12}
+    # 8 of 10 ms are products at the peak of float32.
+    job = JobFacts(**GPU, flops_per_step=0.4e12, peaks=peaks, habits={"parameter_dtype": "float32"})
+    assert Tf32.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 8))
+    assert Bf16.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16))
+    assert Tf32.predict(JobFacts(**GPU), {}) == 1.0
+    assert amdahl(0.5, 2.0) == pytest.approx(4 / 3)
