@@ -70,9 +70,9 @@ def watching(tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
-def train(model: nn.Module, steps: int = 3, *, mode: bool = True) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model.train(mode)
+def train(model: nn.Module, steps: int = 3, optimizer: Any = None) -> list[float]:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.0)
+    model.train()
     seen = []
     for _ in range(steps):
         out = model(torch.ones(1, 2)).sum()
@@ -157,9 +157,10 @@ def test_levers_take_turns_at_step_boundaries(watching: Any) -> None:
     bench = session.bench
     assert bench is not None
     model = ones()
-    train(model, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, 2, optimizer)
     bench._next = {"generation": 1, "arms": [[], [{"id": "doubling"}]], "block_updates": 3}
-    assert train(model, 10)[1:] == [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 2.0, 2.0, 2.0]
+    assert train(model, 10, optimizer)[1:] == [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 2.0, 2.0, 2.0]
     assert Doubling.log == ["apply", "undo", "apply"]  # the last block is over, the next has begun
 
 
