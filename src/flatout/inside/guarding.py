@@ -112,7 +112,8 @@ class Guarding:
                 part = torch.nn.functional.pad(part, (0, missing))
             part = part.view(-1, _COLUMNS)
             total += (part * by_row[start : start + part.shape[0], None]).sum(0, dtype=torch.float64)
-        buckets = (total * by_column).view(WIDTH, -1).sum(1)
+        # Neighbours go to different buckets: a small tensor is kept whole.
+        buckets = (total * by_column).view(-1, WIDTH).sum(0)
         return [float(value) for value in buckets.tolist()]
 
     def _random_signs(self, device: Any, rows: int) -> tuple[Any, Any]:

@@ -64,8 +64,8 @@ class Fingerprint:
         found = []
         for field in dataclasses.fields(self):
             before, now = getattr(self, field.name), getattr(other, field.name)
-            if before == now or not before or not now:
-                continue
+            if before == now or (field.name != "arguments" and not (before and now)):
+                continue  # a device that is not known yet is no other device
             if field.name == "script_sha256":
                 found.append("the script has changed since")
             elif field.name == "script":

@@ -1,0 +1,157 @@
+"""`tune` and `run` on small real jobs: a plan that helps, files untouched, failures with their verdict."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Place, document, place_in
+
+pytest.importorskip("torch")
+
+# Many small parameters: most of a step is the optimizer, whose fused implementation is several times faster.
+JOB = """
+import sys, torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(12, 12) for _ in range(40)], nn.Linear(12, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+{setup}
+for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
+    x = torch.randn(8, 12)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {extra}
+torch.save(model.state_dict(), "model.pt")
+print("done", step + 1)
+"""
+ONLY = ("--only", "fused-optimizer", "--budget", "40s")
+
+
+def job(place: Place, *, setup: str = "", extra: str = "pass") -> None:
+    place.script(JOB.format(setup=setup, extra=extra))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with place_in(tmp_path) as place:
+        yield place
+
+
+def run(place: Place, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`flatout run`, where temporary files are the script's own business."""
+    own = place.home / "tmp"
+    own.mkdir(exist_ok=True)
+    return place.flatout("run", *words, TMPDIR=str(own))
+
+
+def digests(place: Place) -> dict[str, str]:
+    return {
+        str(path.relative_to(place.work)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(place.work.rglob("*"))
+        if path.is_file() and ".flatout" not in path.parts and path.name != "flatout.toml"
+    }
+
+
+def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:
+    job(place)
+    place.script("mine", "model.pt")
+    before = digests(place)
+    done = place.flatout("tune", "--json", *ONLY, "train.py")
+    found = document(done)
+    assert done.returncode == 0
+    assert digests(place) == before
+    [kept] = [trial for trial in found["trials"] if trial["verdict"] == "kept"]
+    assert (kept["lever"], kept["class"]) == ("fused-optimizer", "numeric")
+    assert found["speedup"] > 1.05
+    assert found["best"]["samples_per_s"] / found["baseline"]["samples_per_s"] == pytest.approx(
+        found["speedup"]
+    )
+    assert found["guard"]["verdict"] == "same"
+    assert found["guard"]["paired"]
+    assert [rung["lever"] for rung in found["ladder"]] == ["fused-optimizer"]
+    assert '[[lever]]\nid = "fused-optimizer"' in (place.work / "flatout.toml").read_text()
+    # The whole job, under the plan: its files are its own now.
+    ran = run(place, "--json", "train.py", "60")
+    figures = document(ran)
+    assert (figures["exit_code"], figures["steps"], figures["dropped_levers"]) == (0, 60, {})
+    assert figures["levers"] == ["fused-optimizer"]
+    assert "done 60" in ran.stderr
+    assert (place.work / "model.pt").read_bytes() != b"mine"
+    assert any("arguments" in note for note in figures["notes"])
+
+
+def test_a_lever_that_kills_the_job_has_failed_and_tuning_goes_on(place: Place) -> None:
+    job(place, extra='optimizer.param_groups[0]["fused"] and __import__("os").abort()')
+    found = document(place.flatout("tune", "--json", *ONLY, "train.py"))
+    [trial] = [trial for trial in found["trials"] if trial["lever"] == "fused-optimizer"]
+    assert trial["verdict"] == "failed"
+    assert "signal 6" in trial["reason"]
+    assert (found["speedup"], found["plan"]) == (1.0, None)
+    assert found["summary"].startswith("nothing to gain")
+    assert not (place.work / "flatout.toml").exists()
+
+
+def test_a_lever_that_changes_what_is_learned_is_unsafe(place: Place) -> None:
+    # A script whose gradients go wrong as soon as the optimizer is fused.
+    wrong = 'optimizer.param_groups[0]["fused"] and [p.grad.mul_(0.5) for p in model.parameters()]'
+    script = JOB.format(setup="", extra="pass").replace(
+        "    optimizer.step()", f"    {wrong}\n    optimizer.step()"
+    )
+    place.script(script)
+    found = document(place.flatout("tune", "--json", *ONLY, "train.py"))
+    [trial] = [trial for trial in found["trials"] if trial["lever"] == "fused-optimizer"]
+    assert trial["verdict"] == "unsafe"
+    assert "0.5" in trial["reason"]
+    assert found["guard"]["verdict"] == "unsafe"
+    assert not (place.work / "flatout.toml").exists()
+
+
+def test_a_job_that_ends_before_the_trial_says_so(place: Place) -> None:
+    job(place)
+    done = place.flatout("tune", "--json", *ONLY, "train.py", "3")
+    found = document(done)
+    text = json.dumps(found)
+    assert done.returncode in (0, 4)
+    assert "3 updates" in text or "too few" in text
+
+
+def test_a_script_that_fails_is_told_as_such(place: Place) -> None:
+    job(place, extra='step == 4 and exit("no more")')
+    done = place.flatout("tune", *ONLY, "train.py")
+    assert done.returncode == 4
+    assert "ended" in done.stderr
+
+
+def test_what_a_script_says_and_how_it_ends_is_its_own_under_run(place: Place) -> None:
+    job(place, extra='step == 4 and (print("out of 5"), exit(7))')
+    levers = '[[lever]]\nid = "fused-optimizer"\n[[lever]]\nid = "from-the-future"\n'
+    head = 'version = 1\n[job]\nscript = "train.py"\nscript_sha256 = "00"\n'
+    (place.work / "flatout.toml").write_text(head + levers)
+    done = run(place, "train.py")
+    assert done.returncode == 7
+    assert done.stdout == "out of 5\n"
+    assert "dropped from-the-future" in done.stderr
+    assert "the script has changed since" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tune", "--only", "bf61", "train.py"), "bf16"),
+        (("tune", "--budget", "soon", "train.py"), "no duration"),
+        (("tune", "none.py"), "no script"),
+        (("run", "train.py"), "no such file"),
+    ],
+)
+def test_mistakes_are_named(place: Place, words: tuple[str, ...], says: str) -> None:
+    job(place)
+    done = place.flatout(*words)
+    assert done.returncode == 2
+    assert says in done.stderr
