@@ -7,7 +7,7 @@ from flatout.records.tuning import LeverTrial, Pace, Tuning
 from flatout.records.words import memory_size, percent, three_digits
 from flatout.report.plain import inert, is_narrow, line
 
-_BAR = 36
+_BAR = 24
 _STYLES = {"kept": "green", "rejected": "dim", "skipped": "dim", "failed": "yellow", "unsafe": "red"}
 
 
@@ -35,7 +35,7 @@ def _draw_ladder(tuning: Tuning, console: Console) -> None:
     table.add_column("gain", justify="right")
     table.add_column("in all", justify="right")
     if not is_narrow(console):
-        table.add_column("")
+        table.add_column("", no_wrap=True)
     rows: list[tuple[str, float, float | None, float]] = [("as written", tuning.baseline.step_ms, None, 1.0)]
     rows += [(rung.lever, rung.step_ms, rung.gain, rung.speedup) for rung in tuning.ladder]
     for name, step_ms, gain, speedup in rows:

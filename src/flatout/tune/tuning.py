@@ -29,7 +29,6 @@ from flatout.tune.proof import Proof, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.search import WORTH, Finder, Limits
 
-_MEASURED = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=12.0)
 # Two measures of the same plan that differ by more than this are worth a word.
 _DISAGREE = 0.15
 
@@ -61,6 +60,9 @@ class _Tuner:
             deadline=self._began + request.budget_s,
             job_steps=request.job_steps,
         )
+        # A baseline that takes half of the time allowed leaves little to try.
+        most_s = min(12.0, max(3.0, request.budget_s / 10))
+        self._measured = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=most_s)
         self._notes: list[str] = []
 
     def tune(self) -> Found:
@@ -104,7 +106,7 @@ class _Tuner:
         self._tell("as written: running it", 0, 0)
         job = dataclasses.replace(
             self._request.job,
-            seconds=_MEASURED.most_seconds,
+            seconds=self._measured.most_seconds,
             seed=self._request.seed,
             measure_limits=False,
             order={"taps": [*TAPS, "habits"]},
@@ -182,7 +184,7 @@ class _Tuner:
     def _confirm(self, chosen: tuple[Choice, ...], as_written: Pace) -> Pace | None:
         """The plan in a process of its own; None where it is no faster there than the baseline was."""
         place = self._trials_folder / f"{len(list(self._trials_folder.iterdir())) + 1}-confirm"
-        plan = self._request.trial("confirming the plan", _MEASURED, chosen)
+        plan = self._request.trial("confirming the plan", self._measured, chosen)
         trial = run_trial(plan, place, on_progress=self._tell)
         pace = pace_in(trial, as_written)
         if pace is None:
