@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check docs format clean
+.PHONY: demo test test-all check docs format clean
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a minute or two, once."
@@ -18,6 +18,10 @@ demo: $(READY)  ## what is this machine, and what can it really do?
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
+
+# With the rarer script shapes, and all fifty random kills.
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto -m ''
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -318,7 +318,9 @@ def play(what: Round, root: Path) -> str:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("part", range(TESTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, TESTS))]
+)
 def test_whoever_is_killed_nobody_stays_and_nothing_changes(part: int, tmp_path: Path) -> None:
     chosen = rounds()[part::TESTS]
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -18,18 +18,24 @@ import sys, torch
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = nn.Sequential(*[nn.Linear(12, 12) for _ in range(40)], nn.Linear(12, 1))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.randn(4)) for _ in range(200)])
+    def forward(self, x):
+        return x * torch.cat(list(self.parts))
+model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 {setup}
 for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
-    x = torch.randn(8, 12)
+    x = torch.randn(8, 800)
     loss = model(x).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     {extra}
 torch.save(model.state_dict(), "model.pt")
-print("done", step + 1)
+print("done", step + 1, loss.item().hex())
 """
 ONLY = ("--only", "fused-optimizer", "--budget", "40s")
 
@@ -82,9 +88,19 @@ def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:
     figures = document(ran)
     assert (figures["exit_code"], figures["steps"], figures["dropped_levers"]) == (0, 60, {})
     assert figures["levers"] == ["fused-optimizer"]
-    assert "done 60" in ran.stderr
+    [last] = [line for line in ran.stderr.splitlines() if line.startswith("done 60")]
     assert (place.work / "model.pt").read_bytes() != b"mine"
     assert any("arguments" in note for note in figures["notes"])
+    # And without Flatout: the patch does the same, to the last bit.
+    shown = place.flatout("patch")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == (place.work / found["patch"]).read_text()
+    subprocess.run(["git", "apply", "-"], input=shown.stdout, text=True, cwd=place.work, check=True)
+    assert "lr=1e-3, fused=True)" in (place.work / "train.py").read_text()
+    assert last in place.bare("train.py", "60").stdout
+    again = place.flatout("patch")
+    assert again.returncode == 2
+    assert "has changed since" in again.stderr
 
 
 def test_a_lever_that_kills_the_job_has_failed_and_tuning_goes_on(place: Place) -> None:

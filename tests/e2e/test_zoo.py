@@ -125,7 +125,19 @@ def training_ranks(ranks: Path) -> list[Path]:
     return [rank for rank in sorted(ranks.iterdir()) if steps_of(rank)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.script)
+# Rarer shapes: each takes ten seconds, and `make test-all` runs them too.
+RARE = {
+    "copies", "leaves", "sam", "custom_optimizer", "profiles_itself", "threads", "background_loader",
+    "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
+    "several_loaders", "crashes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=pytest.mark.full) if shape.script in RARE else shape for shape in SHAPES],
+    ids=lambda shape: shape.script,
+)
 def test_a_watched_script_behaves_as_a_bare_one_and_its_steps_are_seen(shape: Shape, tmp_path: Path) -> None:
     command = [sys.executable, str(ZOO / f"{shape.script}.py"), *shape.arguments]
     seen, ranks = watched(tmp_path, command)

@@ -107,7 +107,14 @@ def left_in(folder: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
+RARE = {"lightning-checkpoints", "accelerate-launch-one", "accelerate-launch-two", "accelerate-accumulation"}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param(loop, marks=pytest.mark.full) if loop.name in RARE else loop for loop in LOOPS],
+    ids=lambda loop: loop.name,
+)
 def test_a_framework_trains_as_ever_and_its_steps_are_seen(loop: Loop, tmp_path: Path) -> None:
     if importlib.util.find_spec(loop.needs) is None:
         pytest.skip(f"{loop.needs} is not installed")

@@ -26,6 +26,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "flatout.cli.tune", "Make a job as fast as it can be without changing what it learns."
     ),
     "run": CommandEntry("flatout.cli.run", "Run a job to its end under the plan that tuning found."),
+    "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),

@@ -79,6 +79,7 @@ def command(
     from flatout.levers.catalogue import BY_ID
     from flatout.records.errors import EXIT_DONE, UnknownName
     from flatout.report.tuning import draw_tuning
+    from flatout.tune.patching import as_text
     from flatout.tune.request import TuneRequest
     from flatout.tune.tuning import tune_job
 
@@ -94,6 +95,7 @@ def command(
     )
     import dataclasses
 
+    text = ""
     with new_run(output, "tune") as folder, output.progress("starting the script") as progress:
         found = tune_job(request, folder.manifest.id, folder.path, progress)
         tuning = found.tuning
@@ -101,10 +103,19 @@ def command(
             found.plan.write(Path(plan_path))
             unknown = {name: why for name, why in tuning.unknown.items() if name != "plan"}
             tuning = dataclasses.replace(tuning, plan=plan_path, unknown=unknown)
+            text = as_text(found.plan, Path.cwd())
+            if text:
+                place = folder.path / "flatout.patch"
+                place.write_text(text)
+                unknown.pop("patch", None)
+                tuning = dataclasses.replace(tuning, patch=str(place), unknown=unknown)
         folder.write("tune", 1, tuning)
     if output.as_json:
         output.document("tune", 1, tuning)
     else:
         draw_tuning(tuning, output.console())
+        if text:
+            click.echo()
+            click.echo(text)
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE

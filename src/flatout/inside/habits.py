@@ -7,6 +7,7 @@ through.
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.places import users_place
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers.fused_optimizer import supports_fused
 
@@ -25,6 +26,8 @@ class HabitsTap:
         self._autocast = ""
         self._scales_loss = False
         self._shapes: set[Any] = set()
+        # File and line of the user's source, by what happened there.
+        self._where: dict[str, Any] = {}
         # Of the device's generator at the last call; True once it was seen to move.
         self._random_state: Any = None
 
@@ -42,6 +45,8 @@ class HabitsTap:
 
     def called(self, args: Any, kwargs: Any) -> None:
         """A root was called for training."""
+        if "root_call" not in self._where:
+            self._where["root_call"] = users_place(self._session.torch)
         if self._session.on_gpu and self._random_state is not True:
             # The host's generator serves loaders too; the device's serves the model alone.
             state = self._session.torch.cuda.get_rng_state(self._session.device).tolist()
@@ -53,6 +58,11 @@ class HabitsTap:
             self._shapes.add(
                 tuple(tuple(value.shape) for value in (*args, *kwargs.values()) if hasattr(value, "shape"))
             )
+
+    def optimizer_made(self) -> None:
+        """The script made an optimizer; the last one before training counts."""
+        if "root_call" not in self._where:
+            self._where["optimizer"] = users_place(self._session.torch)
 
     def describe(self, roots: list[Any], optimizers: list[Any]) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -84,6 +94,7 @@ class HabitsTap:
             "cpu_bf16": _cpu_computes_in_bf16(torch),
             "cpp_compiler": bool(shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")),
             "threads": torch.get_num_threads(),
+            "where": {name: place for name, place in self._where.items() if place is not None},
             "capability": list(torch.cuda.get_device_capability(self._session.device))
             if self._session.on_gpu
             else None,

@@ -247,6 +247,8 @@ class Session:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
         if self.scene is not None:
             self.scene.optimizer_made(optimizer)
+        if self.habits is not None:
+            self.habits.optimizer_made()
         forward = self._taps.get("forward")
         self.watching = True
         if self.updates and isinstance(forward, ForwardTap):

@@ -83,6 +83,8 @@ class Plan:
 
     job: Fingerprint
     levers: tuple[Choice, ...] = ()
+    # File and line of the script's own source where the model is called and the optimizer made.
+    where: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     baseline_samples_per_s: float | None = None
     samples_per_s: float | None = None
     speedup: float | None = None
@@ -115,6 +117,9 @@ def as_toml(plan: Plan) -> str:
     }
     if measured:
         lines += ["", "[measured]", *(f"{name} = {_value(value)}" for name, value in measured.items())]
+    if plan.where:
+        lines += ["", "# Where `flatout patch` makes its changes.", "[where]"]
+        lines += [f"{_key(name)} = {_value(place)}" for name, place in plan.where.items()]
     for choice in plan.levers:
         lines += [
             "",
@@ -152,7 +157,12 @@ def read_plan(path: Path) -> Plan:
             remedy=f"a newer Flatout, or: {remedy}",
             key="version",
         )
-    document = {"job": plain.get("job"), "levers": plain.get("lever", []), **plain.get("measured", {})}
+    document = {
+        "job": plain.get("job"),
+        "levers": plain.get("lever", []),
+        "where": plain.get("where", {}),
+        **plain.get("measured", {}),
+    }
     try:
         return msgspec.convert(document, Plan)
     except msgspec.ValidationError as error:

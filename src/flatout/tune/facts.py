@@ -58,6 +58,16 @@ def fingerprint(command: JobCommand, profile: Profile | None, about: Mapping[str
     )
 
 
+def places_below(folder: Path, where: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Places in files of the user's own folder; a library is not theirs to patch."""
+    found = {}
+    for name, (file, line) in where.items():
+        path = (folder / file).resolve()
+        if path.is_relative_to(folder.resolve()) and path.is_file() and "site-packages" not in path.parts:
+            found[name] = (str(path.relative_to(folder.resolve())), int(line))
+    return found
+
+
 def script_of(words: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
     """The script among the words of a command line, and what follows it."""
     for place, word in enumerate(words):

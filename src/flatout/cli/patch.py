@@ -1,0 +1,51 @@
+"""`flatout patch`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.commands import COMMANDS
+
+
+@click.command("patch", short_help=COMMANDS["patch"].purpose)
+@click.option(
+    "--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to turn into a diff."
+)
+@click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
+def command(plan_path: str, debug: bool) -> int:
+    """The plan as a diff of your own source.
+
+    Prints a unified diff for what can be edited safely, format and comments kept; what has no certain place
+    comes as a snippet, in comments at the head. Nothing is written. Run it where the job was tuned.
+
+    \b
+    Examples:
+      flatout patch
+      flatout patch | git apply
+      flatout patch --plan h200.toml > faster.patch
+    """
+    import hashlib
+
+    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.plan import read_plan
+    from flatout.tune.patching import as_text
+
+    asked = click.get_current_context().find_root().obj
+    if asked is not None:
+        asked.update(debug=debug)
+    plan = read_plan(Path(plan_path))
+    script = Path(plan.job.script)
+    if not script.is_file():
+        raise CallerMistake(
+            f"there is no {plan.job.script} here, for which {plan_path} was made",
+            expected="the folder in which the job was tuned",
+            remedy="cd there",
+        )
+    if plan.job.script_sha256 and hashlib.sha256(script.read_bytes()).hexdigest() != plan.job.script_sha256:
+        raise CallerMistake(
+            f"{script} has changed since it was tuned: lines may have moved",
+            expected=f"the script as it was when {plan_path} was made",
+            remedy=f"flatout tune {script}   # and patch again",
+        )
+    click.echo(as_text(plan, Path.cwd()), nl=False)
+    return EXIT_DONE

@@ -1,0 +1,19 @@
+"""Where in the user's own source something happened."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+_OURS = __file__.rpartition("inside")[0]
+
+
+def users_place(torch: Any) -> list[Any] | None:
+    """File and line of the nearest frame that is neither ours, nor torch's, nor Python's own machinery."""
+    libraries = (_OURS, torch.__file__.rpartition("__init__")[0])
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*libraries, "<")):
+            return [file, frame.f_lineno]
+        frame = frame.f_back
+    return None

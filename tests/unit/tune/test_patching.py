@@ -1,0 +1,150 @@
+"""The plan as a diff: right where the place is certain, a snippet where it is not; the rest stays."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flatout.records.plan import Choice, Fingerprint, Plan
+from flatout.tune.patching import Where, as_text, patch_source
+
+SCRIPT = '''\
+"""Trains."""
+import torch  # the library
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Linear(4, 4),  # one
+    nn.Linear(4, 1),
+)
+criterion = nn.MSELoss()
+opt = torch.optim.AdamW(model.parameters(), lr=1e-3)  # as in the paper
+for x, y in DataLoader(data, batch_size=8,
+                       shuffle=True):
+    opt.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    opt.step()
+'''
+CALL = SCRIPT.splitlines().index("    loss = criterion(model(x), y)") + 1
+OPTIMIZER = next(n for n, line in enumerate(SCRIPT.splitlines(), 1) if line.startswith("opt ="))
+WHERE = Where(root_call=CALL, optimizer=OPTIMIZER)
+
+
+def changed(*levers: Choice, source: str = SCRIPT, where: Where = WHERE) -> list[str]:
+    """Lines that went, with -, and lines that came, with +."""
+    patched = patch_source(source, levers, where, device="cuda:0")
+    compile(patched.source, "patched", "exec")
+    diff = patched.diff(source, "train.py").splitlines()[2:]
+    return [line for line in diff if line[:1] in "+-" and line[1:].strip()]
+
+
+def test_the_fused_optimizer() -> None:
+    assert changed(Choice(id="fused-optimizer")) == [
+        "-opt = torch.optim.AdamW(model.parameters(), lr=1e-3)  # as in the paper",
+        "+opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  # as in the paper",
+    ]
+
+
+def test_the_loaders_settings_in_the_style_of_the_call() -> None:
+    assert changed(Choice(id="loader", settings={"num_workers": 4, "batch_size": 8})) == [
+        "-                       shuffle=True):",
+        "+                       shuffle=True,",
+        "+                       num_workers=4):",
+    ]
+
+
+def test_autocast_around_model_and_loss() -> None:
+    assert changed(Choice(id="bf16")) == [
+        "-    loss = criterion(model(x), y)",
+        '+    with torch.autocast("cuda", dtype=torch.bfloat16):',
+        "+        loss = criterion(model(x), y)",
+    ]
+
+
+def test_compile_after_the_model_is_made() -> None:
+    [line] = changed(Choice(id="compile", settings={"mode": "reduce-overhead"}))
+    assert line == '+model.forward = torch.compile(model.forward, mode="reduce-overhead")'
+    patched = patch_source(SCRIPT, [Choice(id="compile")], WHERE, device="cuda")
+    assert "nn.Linear(4, 1),\n)\nmodel.forward = torch.compile(model.forward)\ncriterion" in patched.source
+
+
+def test_switches_go_after_the_imports() -> None:
+    patched = patch_source(SCRIPT, [Choice(id="tf32")], WHERE, device="cuda")
+    expected = "import DataLoader\n\ntorch.backends.cuda.matmul.allow_tf32 = True\n\ntorch.manual_seed"
+    assert expected in patched.source
+
+
+def test_everything_together_and_in_any_order() -> None:
+    levers = [Choice(id=name) for name in ("bf16", "tf32", "compile", "fused-optimizer", "cudnn-autotune")]
+    first, second = (
+        patch_source(SCRIPT, some, WHERE, device="cuda").source for some in (levers, levers[::-1])
+    )
+    compile(first, "patched", "exec")
+    for text in ("autocast", "allow_tf32", "torch.compile(model.forward)", "fused=True", "benchmark = True"):
+        assert text in first
+        assert text in second
+
+
+@pytest.mark.parametrize(
+    ("lever", "source", "where", "snippet"),
+    [
+        ("fused-optimizer", SCRIPT, Where(), "fused=True"),
+        ("fused-optimizer", SCRIPT.replace("lr=1e-3", "**kwargs"), WHERE, "fused=True"),
+        ("fused-optimizer", SCRIPT.replace("lr=1e-3", "lr=1e-3, foreach=True"), WHERE, "fused=True"),
+        ("compile", SCRIPT.replace("model(x)", "self.model(x)"), WHERE, "torch.compile"),
+        ("compile", SCRIPT.replace("model = nn", "model, other = 1, nn"), WHERE, "torch.compile"),
+        ("bf16", SCRIPT.replace("loss.backward()", "train(loss)"), WHERE, "torch.autocast('cuda'"),
+        ("bf16", SCRIPT.replace("import torch  #", "import torch as t  #"), WHERE, "torch.autocast"),
+        ("channels-last", SCRIPT, WHERE, "channels_last"),
+        ("from the future", SCRIPT, WHERE, "flatout run"),
+    ],
+)  # fmt: skip
+def test_what_is_not_certain_becomes_a_snippet(lever: str, source: str, where: Where, snippet: str) -> None:
+    patched = patch_source(source, [Choice(id=lever)], where, device="cuda:0")
+    assert patched.source == source
+    assert not patched.done
+    assert snippet in patched.snippets[0]
+
+
+def test_two_loaders_the_one_that_shuffles_is_the_training_one() -> None:
+    source = SCRIPT + "for x, y in DataLoader(held_out, batch_size=8):\n    pass\n"
+    lines = changed(Choice(id="loader", settings={"num_workers": 4}), source=source)
+    assert lines[-1] == "+                       num_workers=4):"
+    unclear = source.replace("shuffle=True", "drop_last=True")
+    assert changed(Choice(id="loader", settings={"num_workers": 4}), source=unclear) == []
+
+
+def test_the_patch_applies_with_git(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    levers = tuple(Choice(id=name) for name in ("bf16", "compile", "fused-optimizer", "channels-last"))
+    plan = Plan(
+        job=Fingerprint(script="train.py", script_sha256="", device="NVIDIA H200"),
+        levers=levers,
+        where={"root_call": ("train.py", CALL), "optimizer": ("train.py", OPTIMIZER)},
+    )
+    text = as_text(plan, tmp_path)
+    assert text.startswith("# by hand:\n#     model = model.to(memory_format=torch.channels_last)\n")
+    subprocess.run(["git", "apply", "-"], input=text, text=True, cwd=tmp_path, check=True)
+    after = (tmp_path / "train.py").read_text()
+    assert "fused=True" in after
+    assert "autocast" in after
+
+
+def test_an_optimizer_in_another_file_is_changed_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("opt = torch.optim.AdamW(model.parameters(), lr=1e-3)", "opt = made(model)")
+    )
+    (tmp_path / "made.py").write_text(
+        "import torch\ndef made(m):\n    return torch.optim.Adam(m.parameters())\n"
+    )
+    plan = Plan(
+        job=Fingerprint(script="train.py", script_sha256="", device="cpu"),
+        levers=(Choice(id="fused-optimizer"), Choice(id="bf16")),
+        where={"root_call": ("train.py", CALL), "optimizer": ("made.py", 3)},
+    )  # fmt: skip
+    text = as_text(plan, tmp_path)
+    assert "+    return torch.optim.Adam(m.parameters(), fused=True)" in text
+    assert '+    with torch.autocast("cpu", dtype=torch.bfloat16):' in text
