@@ -25,7 +25,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "tune": CommandEntry(
         "flatout.cli.tune", "Make a job as fast as it can be without changing what it learns."
     ),
-    "run": CommandEntry("flatout.cli.run", "Run a job to its end under the plan that tuning found."),
+    "run": CommandEntry("flatout.cli.run", "Run a job to its end under the plan that `flatout tune` found."),
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
