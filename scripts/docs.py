@@ -1,5 +1,6 @@
-"""Writes the pages that are made from the code: commands and checks. `--check` only compares, for CI."""
+"""Writes the pages that are made from the code: commands, checks, levers. `--check` only compares, for CI."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import click
 from flatout.cli.commands import COMMANDS
 from flatout.cli.main import cli
 from flatout.hardware.health.catalogue import CHECKS
+from flatout.levers.catalogue import LEVERS
 
 ROOT = Path(__file__).parent.parent
 HEAD = "<!-- Made by `make docs` from the code. Edit the code, not this page. -->\n\n"
@@ -41,7 +43,36 @@ def checks_page() -> str:
     return "".join(parts)
 
 
-PAGES = {"docs/commands.md": commands_page, "docs/checks.md": checks_page}
+LEVERS_INTRODUCTION = """# What `flatout tune` tries
+
+| class | meaning |
+|---|---|
+| exact | the same numbers, bit for bit |
+| resampled | the same distribution, other draws or another order of summation |
+| numeric | the same mathematics, other rounding |
+| memory | the same mathematics, less memory, more work |
+| recipe | changes training: only with `--allow` |
+
+Each lever is tried where it applies, and kept where it is measured to help and the guard finds that the job
+learns the same. `--only` and `--skip` take these names.
+"""
+
+
+def levers_page() -> str:
+    """Every lever's explanation, from its docstring."""
+    parts = [HEAD, LEVERS_INTRODUCTION]
+    for lever in LEVERS:
+        text = inspect.cleandoc(lever.__doc__ or "")
+        how = "between two steps of the running job" if lever.switchable else "in runs of its own"
+        parts.append(f"\n## {lever.id}\n\nClass {lever.safety}; tried {how}.\n\n{text}\n")
+    return "".join(parts)
+
+
+PAGES = {
+    "docs/commands.md": commands_page,
+    "docs/checks.md": checks_page,
+    "docs/levers.md": levers_page,
+}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Call, Lever, Settings
+from flatout.levers.lever import Call, Lever, Refused, Settings
 from flatout.levers.outputs import map_tensors
 
 
@@ -42,6 +42,14 @@ class Bf16(Lever):
         """What the peaks promise for the products of a step; half the bytes for some of the rest."""
         by_products = job.speedup_by_dtype("bf16")
         return by_products if job.on_gpu else max(by_products, amdahl(0.3, 1.5))
+
+    def apply(self) -> None:
+        """Nothing to change yet; a plan from elsewhere may meet a device or a script that it does not suit."""
+        torch, device = self.scene.torch, self.scene.device
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            raise Refused("this GPU computes no faster in bf16: that came with compute capability 8.0")
+        if torch.is_autocast_enabled(device.type):
+            raise Refused("the script autocasts itself")
 
     def around(self, root: Any, call: Call) -> Call:
         """Autocast inside, float32 outside."""

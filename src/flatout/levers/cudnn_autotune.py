@@ -1,7 +1,7 @@
 """cuDNN's own search for the fastest convolution."""
 
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Lever, Settings
+from flatout.levers.lever import Lever, Refused, Settings
 
 
 class CudnnAutotune(Lever):
@@ -38,6 +38,8 @@ class CudnnAutotune(Lever):
 
     def apply(self) -> None:
         """Turn it on."""
+        if self.scene.device.type != "cuda":
+            raise Refused("the job does not train on a GPU")
         cudnn = self.scene.torch.backends.cudnn
         self._found, cudnn.benchmark = cudnn.benchmark, True
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from flatout.levers.job import JobFacts
-from flatout.levers.lever import Lever, Settings
+from flatout.levers.lever import Lever, Refused, Settings
 
 
 class Tf32(Lever):
@@ -39,6 +39,8 @@ class Tf32(Lever):
 
     def apply(self) -> None:
         """Through the API that the script uses: mixing the old one and the new one raises."""
+        if self.scene.device.type != "cuda":
+            raise Refused("the job does not train on a GPU")
         matmul, cudnn = self.scene.torch.backends.cuda.matmul, self.scene.torch.backends.cudnn
         try:
             self._found: list[tuple[Any, str, Any]] = [

@@ -17,17 +17,17 @@ from flatout.levers.debug_modes import DebugModes  # noqa: E402
 from flatout.levers.fused_optimizer import FusedOptimizer, supports_fused  # noqa: E402
 from flatout.levers.garbage_collector import GarbageCollector  # noqa: E402
 from flatout.levers.job import JobFacts, amdahl  # noqa: E402
-from flatout.levers.lever import Scene  # noqa: E402
+from flatout.levers.lever import Lever, Refused, Scene  # noqa: E402
 from flatout.levers.outputs import map_tensors, tensors_of  # noqa: E402
 from flatout.levers.tf32 import Tf32  # noqa: E402
 
 nn = torch.nn
 
 
-def scene(roots: tuple[Any, ...] = (), optimizers: tuple[Any, ...] = ()) -> Scene:
+def scene(roots: tuple[Any, ...] = (), optimizers: tuple[Any, ...] = (), device: str = "cpu") -> Scene:
     return SimpleNamespace(  # type: ignore[return-value]
         torch=torch,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         roots=lambda: list(roots),
         optimizers=lambda: list(optimizers),
         note=lambda *_: None,
@@ -52,7 +52,7 @@ def test_tf32_is_put_back_as_it_was_found(found: bool) -> None:
     before = matmul.allow_tf32, cudnn.allow_tf32
     try:
         matmul.allow_tf32 = found
-        lever = Tf32(scene(), {})
+        lever = Tf32(scene(device="cuda"), {})
         lever.apply()
         assert matmul.allow_tf32
         assert cudnn.allow_tf32
@@ -64,7 +64,7 @@ def test_tf32_is_put_back_as_it_was_found(found: bool) -> None:
 
 def test_cudnn_autotune_and_debug_modes_are_put_back() -> None:
     cudnn = torch.backends.cudnn
-    lever = CudnnAutotune(scene(), {})
+    lever = CudnnAutotune(scene(device="cuda"), {})
     before = cudnn.benchmark
     lever.apply()
     assert cudnn.benchmark
@@ -257,6 +257,18 @@ GPU = {"device": "cuda:0", "capability": (9, 0), "step_ms": 10.0}
 )
 def test_refusals_say_why(lever: str, facts: dict[str, Any], habits: dict[str, Any], says: str) -> None:
     assert says in BY_ID[lever].check(JobFacts(**facts, habits=habits))
+
+
+@pytest.mark.parametrize("lever", [Tf32, CudnnAutotune])
+def test_a_plan_from_a_gpu_is_refused_on_the_cpu(lever: type[Lever]) -> None:
+    with pytest.raises(Refused, match="not train on a GPU"):
+        lever(scene(), {}).apply()
+
+
+def test_bf16_steps_aside_for_a_script_that_autocasts() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(Refused, match="itself"):
+        Bf16(scene(), {}).apply()
+    Bf16(scene(), {}).apply()
 
 
 def test_graphs_are_not_tried_under_accumulation_or_with_several_shapes() -> None:
