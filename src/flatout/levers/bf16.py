@@ -44,7 +44,7 @@ class Bf16(Lever):
         return by_products if job.on_gpu else max(by_products, amdahl(0.3, 1.5))
 
     def apply(self) -> None:
-        """Nothing to change yet; a plan from elsewhere may meet a device or a script that it does not suit."""
+        """Nothing to change yet; a plan from elsewhere may meet a device or script that it does not suit."""
         torch, device = self.scene.torch, self.scene.device
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             raise Refused("this GPU computes no faster in bf16: that came with compute capability 8.0")
