@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +104,44 @@ def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:
     again = place.flatout("patch")
     assert again.returncode == 2
     assert "has changed since" in again.stderr
+
+
+@pytest.mark.full
+def test_ctrl_c_keeps_the_best_so_far(place: Place) -> None:
+    job(place)
+    # The second lever takes its time, so that there is something to interrupt.
+    command = (
+        sys.executable,
+        "-m",
+        "flatout",
+        "tune",
+        "--json",
+        "--only",
+        "fused-optimizer",
+        "--only",
+        "compile",
+    )
+    tuning = subprocess.Popen(
+        (*command, "--budget", "200s", "train.py"),
+        cwd=place.work,
+        env=place.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(place.work.glob(".flatout/runs/*/comparisons.jsonl")):
+        assert tuning.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    tuning.send_signal(signal.SIGINT)
+    out, _ = tuning.communicate(timeout=100)
+    found = json.loads(out)
+    assert tuning.returncode == 0
+    assert "Ctrl-C" in " ".join(found["notes"])
+    assert found["guard"]["verdict"] == "same"
+    assert [trial["lever"] for trial in found["trials"] if trial["verdict"] == "kept"] == ["fused-optimizer"]
+    assert (place.work / "flatout.toml").exists()
 
 
 def test_a_lever_that_kills_the_job_has_failed_and_tuning_goes_on(place: Place) -> None:

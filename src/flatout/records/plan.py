@@ -88,6 +88,8 @@ class Plan:
     baseline_samples_per_s: float | None = None
     samples_per_s: float | None = None
     speedup: float | None = None
+    # At that rate, of the peak that `flatout profile` names.
+    mfu: float | None = None
 
     def orders(self) -> list[dict[str, Any]]:
         """What a session needs to know."""
@@ -112,7 +114,7 @@ def as_toml(plan: Plan) -> str:
     ]
     measured = {
         name: getattr(plan, name)
-        for name in ("baseline_samples_per_s", "samples_per_s", "speedup")
+        for name in ("baseline_samples_per_s", "samples_per_s", "speedup", "mfu")
         if getattr(plan, name) is not None
     }
     if measured:

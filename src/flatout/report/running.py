@@ -6,7 +6,7 @@ from rich.console import Console
 
 from flatout.records.plan import Plan
 from flatout.records.running import JobRun
-from flatout.records.words import three_digits
+from flatout.records.words import percent, three_digits
 from flatout.report.plain import inert, line
 
 
@@ -27,6 +27,8 @@ def draw_run(done: JobRun, console: Console) -> None:
             share = done.samples_per_s / done.promised_samples_per_s
             rate += f", {share:.0%} of what the plan promised"
         parts.append(rate)
+    if done.mfu is not None:
+        parts.append(f"MFU {percent(done.mfu)}")
     console.print(line(f"flatout: {'; '.join(parts)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))

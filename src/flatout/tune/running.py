@@ -65,6 +65,14 @@ def _job_run(plan: Plan, command: JobCommand, run: str, place: Path, ending: End
         dropped_levers=dropped,
         samples_per_s=samples_per_s,
         promised_samples_per_s=plan.samples_per_s,
+        # The model's operations for a sample are what they were when the plan was made.
+        mfu=plan.mfu * samples_per_s / plan.samples_per_s
+        if plan.mfu and plan.samples_per_s and samples_per_s
+        else None,
         notes=tuple(plan.job.differences(now)),
-        unknown={"samples_per_s": "too few steps"} if samples_per_s is None else {},
+        unknown={
+            **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
+            **({"signal": "ended without one"} if ending.signal is None else {}),
+            **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
+        },
     )

@@ -165,7 +165,12 @@ class _Tuner:
 
         bench = Bench(finder.search(candidates), lambda ask: asked.append(ask.what), self._write_down)
         plan = self._request.trial("levers", StopRule(most_seconds=1e9), base, director=bench, bench=True)
-        bench.run(plan, self._trials_folder, tell)
+        try:
+            bench.run(plan, self._trials_folder, tell)
+        except KeyboardInterrupt:
+            # What was found is worth a minute of proof; a second Ctrl-C ends that too.
+            self._notes.append("the search was ended by Ctrl-C: this is the best until then")
+            self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
 
     def _write_down(self, ask: Ask, results: Sequence[ArmResult], took_s: float) -> None:
         """Every comparison, as it was answered: for those who want to know exactly."""
@@ -228,6 +233,7 @@ class _Tuner:
                 baseline_samples_per_s=as_written.samples_per_s,
                 samples_per_s=best.samples_per_s,
                 speedup=speedup,
+                mfu=best.mfu,
             )
         took_s = time.monotonic() - self._began
         saved_s = (as_written.step_ms - best.step_ms) / 1000
