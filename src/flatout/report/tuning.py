@@ -8,7 +8,8 @@ from flatout.records.words import memory_size, percent, three_digits
 from flatout.report.plain import inert, is_narrow, line
 
 _BAR = 24
-_STYLES = {"kept": "green", "rejected": "dim", "skipped": "dim", "failed": "yellow", "unsafe": "red"}
+# In the order in which people want to read them.
+_STYLES = {"kept": "green", "unsafe": "red", "failed": "yellow", "rejected": "default", "skipped": "dim"}
 
 
 def draw_tuning(tuning: Tuning, console: Console) -> None:
@@ -56,7 +57,7 @@ def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:
     for name in ("lever", "verdict", "predicted", "measured"):
         table.add_column(name, justify="right" if name in ("predicted", "measured") else "left")
     table.add_column("why", overflow="fold")
-    for trial in trials:
+    for trial in sorted(trials, key=lambda one: list(_STYLES).index(one.verdict)):
         style = _STYLES[trial.verdict]
         settings = ", ".join(str(value) for value in trial.settings.values())
         name = f"{trial.lever} ({settings})" if settings else trial.lever

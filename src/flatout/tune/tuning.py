@@ -261,7 +261,7 @@ class _Tuner:
     ) -> tuple[Pace, float, tuple[Rung, ...]]:
         """By turns in one run is the better measure: the machine's moods cancel. Else what was confirmed."""
         alone = gain(as_written, confirmed)
-        ladder = _with_loader(measured, chosen, as_written)
+        ladder = _whole_ladder(measured, chosen, as_written)
         if [rung.lever for rung in ladder] != [choice.words() for choice in chosen]:
             return confirmed, alone, ()  # the guard took a rung out, and the others were measured with it
         speedup = ladder[-1].speedup
@@ -273,14 +273,15 @@ class _Tuner:
         return faster(as_written, speedup, confirmed), speedup, ladder
 
 
-def _with_loader(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: Pace) -> tuple[Rung, ...]:
-    """The loader was measured in runs of its own: its rung goes below the others."""
+def _whole_ladder(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: Pace) -> tuple[Rung, ...]:
+    """Every rung from the baseline up. The loader was measured in runs of its own: its rung is the lowest."""
     loader = next((choice for choice in chosen if choice.id == "loader"), None)
-    if loader is None or loader.measured_speedup is None:
-        return tuple(ladder)
-    by = loader.measured_speedup
-    first = Rung(lever=loader.words(), step_ms=as_written.step_ms / by, gain=by, speedup=by)
-    return (first, *(dataclasses.replace(rung, speedup=rung.speedup * by) for rung in ladder))
+    by = loader.measured_speedup if loader is not None and loader.measured_speedup is not None else 1.0
+    whole = [dataclasses.replace(rung, speedup=rung.speedup * by) for rung in ladder]
+    if loader is not None and loader.measured_speedup is not None:
+        whole.insert(0, Rung(lever=loader.words(), step_ms=0.0, gain=by, speedup=by))
+    # Times as of the baseline's own run: ratios are what was measured by turns.
+    return tuple(dataclasses.replace(rung, step_ms=as_written.step_ms / rung.speedup) for rung in whole)
 
 
 def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:
