@@ -3,6 +3,8 @@
 Computed on the device where the tensors lie, without touching any random state, and read later like a loss.
 """
 
+import random
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,15 @@ class Pairing:
                 if part is not None:
                     total = part if total is None else total.to(part.device) * 1_000_003 + part
             return None if total is None else self._session.gpu.deferred.value_of(total)
+
+
+def seed_everything(torch: Any, seed: int) -> None:
+    """The same random numbers for every run that is to be compared."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def is_capturing(torch: Any) -> bool:

@@ -48,10 +48,6 @@ class Scene:
         """The modules that train."""
         return list(self._roots)
 
-    def note(self, lever: str, text: str) -> None:
-        """Leave a word for the report."""
-        self._session.facts["levers"].setdefault(lever, {})["note"] = text
-
     # What the session tells
 
     def optimizer_made(self, optimizer: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flatout.inside import stopping
 from flatout.inside.backward import BackwardTap
@@ -27,7 +27,7 @@ from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
 from flatout.inside.memory import MemoryTap, held_by
 from flatout.inside.overrides import LoaderOverride
-from flatout.inside.pairing import Pairing
+from flatout.inside.pairing import Pairing, seed_everything
 from flatout.inside.ranges import Ranges
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
@@ -35,6 +35,8 @@ from flatout.inside.tap import Tap
 from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
+
+T = TypeVar("T")
 
 _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "steps": StepsTap,
@@ -104,7 +106,7 @@ class Session:
         self.log.add(("start", time.perf_counter_ns()))
         self.facts["unix_at_zero_s"] = time.time() - time.perf_counter()
         if self.order.seed is not None:
-            self._seed(self.order.seed)
+            seed_everything(self.torch, self.order.seed)
         if self.order.nvtx:  # before the taps, which take it along
             try:
                 self.ranges = Ranges(self.torch)
@@ -113,11 +115,9 @@ class Session:
         for name in self.order.taps:
             if name in _TAPS:
                 self._install(name, _TAPS[name])
-        memory, compiler = self._taps.get("memory"), self._taps.get("compiler")
-        self._memory = memory if isinstance(memory, MemoryTap) else None
-        habits = self._taps.get("habits")
-        self.habits = habits if isinstance(habits, HabitsTap) else None
-        self._compiler = compiler if isinstance(compiler, CompilerTap) else None
+        self._memory = self._tap("memory", MemoryTap)
+        self._compiler = self._tap("compiler", CompilerTap)
+        self.habits = self._tap("habits", HabitsTap)
         if self.order.same_random:
             after_import("torch._inductor.config", lambda config: setattr(config, "fallback_random", True))
         if self.order.loader:
@@ -137,6 +137,11 @@ class Session:
             self._taps[name] = tap
         except Exception as error:  # noqa: BLE001 - a tap may fail alone
             self.fail(name, error)
+
+    def _tap(self, name: str, kind: type[T]) -> T | None:
+        """The tap of this name, unless it was not ordered or has failed."""
+        tap = self._taps.get(name)
+        return tap if isinstance(tap, kind) else None
 
     def fail(self, name: str, error: Exception) -> None:
         """Turn a tap off for good, and remember why."""
@@ -180,8 +185,8 @@ class Session:
 
     def backward_ended(self, ended_ns: int) -> None:
         """Updates may have been made by hooks of the pass."""
-        steps = self._taps.get("steps")
-        if isinstance(steps, StepsTap):
+        steps = self._tap("steps", StepsTap)
+        if steps is not None:
             self.guarded("steps", steps.backward_ended, ended_ns)
 
     def close_unwatched(self, ended_ns: int) -> None:
@@ -231,8 +236,8 @@ class Session:
         lead = self._lead()
         if self.updates == 1 and lead is not None:
             self.gpu.find(lead)
-        forward = self._taps.get("forward")
-        if isinstance(forward, ForwardTap):
+        forward = self._tap("forward", ForwardTap)
+        if forward is not None:
             groups = lead.param_groups if lead is not None else ()
             optimized = {id(parameter) for group in groups for parameter in group["params"]}
             self.guarded("forward", forward.settle, optimized)
@@ -240,8 +245,8 @@ class Session:
             self.guarded("memory", self._learn)
 
     def _lead(self) -> Any:
-        steps = self._taps.get("steps")
-        return steps.lead() if isinstance(steps, StepsTap) else None
+        steps = self._tap("steps", StepsTap)
+        return steps.lead() if steps is not None else None
 
     def optimizer_made(self, optimizer: Any) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
@@ -249,29 +254,29 @@ class Session:
             self.scene.optimizer_made(optimizer)
         if self.habits is not None:
             self.habits.optimizer_made()
-        forward = self._taps.get("forward")
+        forward = self._tap("forward", ForwardTap)
         self.watching = True
-        if self.updates and isinstance(forward, ForwardTap):
+        if self.updates and forward is not None:
             self.guarded("forward", forward.watch_again)
             self._unsettled = True
 
     def _learn(self) -> None:
-        steps = self._taps.get("steps")
-        if isinstance(steps, StepsTap):
+        steps = self._tap("steps", StepsTap)
+        if steps is not None:
             self.facts["holds"] = held_by(steps.optimizers(), self.torch)
             self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
         self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
         self._learn_habits()
 
     def _learn_habits(self) -> None:
-        steps = self._taps.get("steps")
-        if self.habits is not None and isinstance(steps, StepsTap):
+        steps = self._tap("steps", StepsTap)
+        if self.habits is not None and steps is not None:
             self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
 
     def roots(self) -> list[Any]:
         """The modules that train."""
-        forward = self._taps.get("forward")
-        return forward.roots if isinstance(forward, ForwardTap) else []
+        forward = self._tap("forward", ForwardTap)
+        return forward.roots if forward is not None else []
 
     # Ending
 
@@ -290,8 +295,8 @@ class Session:
         self.facts.setdefault("ended", "exited")
         if "habits" in self.facts:  # more shapes may have come since
             self.guarded("habits", self._learn_habits)
-        steps = self._taps.get("steps")
-        if isinstance(steps, StepsTap):
+        steps = self._tap("steps", StepsTap)
+        if steps is not None:
             self.guarded("steps", steps.flush)
         self.guarded("device", self.gpu.drain)
         writer = self._running_writer()
@@ -316,8 +321,8 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What there is to know of this process, beside its steps."""
         rank, world_size = self.rank_and_world_size()
-        loader, workers = self._taps.get("loader"), self._taps.get("workers")
-        compiler = self._taps.get("compiler")
+        loader, workers = self._tap("loader", LoaderTap), self._tap("workers", WorkersTap)
+        compiler = self._tap("compiler", CompilerTap)
         return {
             "pid": self._pid,
             "parent_pid": os.getppid(),
@@ -328,9 +333,9 @@ class Session:
             "updates": self.updates,
             "taps": sorted(self._taps),
             "failed_taps": self.failed,
-            "loaders": loader.settings() if isinstance(loader, LoaderTap) else [],
-            "in_loop": workers.totals() if isinstance(workers, WorkersTap) else None,
-            "graph_breaks": compiler.graph_breaks() if isinstance(compiler, CompilerTap) else {},
+            "loaders": loader.settings() if loader is not None else [],
+            "in_loop": workers.totals() if workers is not None else None,
+            "graph_breaks": compiler.graph_breaks() if compiler is not None else {},
             "pairing": self.pairing.describe() if self.pairing is not None else None,
             **self.facts,
         }
@@ -350,15 +355,6 @@ class Session:
                 self.ending.ask(asked)
             if self.bench is not None:
                 self.bench.look()
-
-    def _seed(self, seed: int) -> None:
-        import random
-
-        random.seed(seed)
-        self.torch.manual_seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
 
     def _before_fork(self) -> None:
         """Python warns of a fork with threads about; ours is none that the script should hear of."""
@@ -381,8 +377,8 @@ class Session:
         self.updates = self.busy = 0
         self.in_backward, self.thread, self.watching = False, 0, True
         self._place = (0, 1)
-        steps = self._taps.get("steps")
-        if isinstance(steps, StepsTap):
+        steps = self._tap("steps", StepsTap)
+        if steps is not None:
             steps.restart()
 
 

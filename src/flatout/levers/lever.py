@@ -34,9 +34,6 @@ class Scene(Protocol):
     def roots(self) -> list[Any]:
         """The modules that train."""
 
-    def note(self, lever: str, text: str) -> None:
-        """Leave a word for the report."""
-
 
 class Lever:
     """A change of the job that can be taken back. Subclasses say what and how; this one changes nothing."""
@@ -47,8 +44,6 @@ class Lever:
     safety: ClassVar[Safety]
     # By how much numbers may differ, relative to themselves: the unit roundoff of what it computes in.
     roundoff: ClassVar[float] = 2.0**-23
-    # Levers with which it makes no sense.
-    conflicts: ClassVar[tuple[str, ...]] = ()
     # Whether it can be applied and undone between two steps; others need a process of their own.
     switchable: ClassVar[bool] = True
     # Its place around the call of a root: higher is further out. 0: it has none.

@@ -20,10 +20,3 @@ def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
             if changed is not item:
                 value[name] = changed
     return value
-
-
-def tensors_of(value: Any) -> list[Any]:
-    """Every tensor in it."""
-    found: list[Any] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
-    return found

@@ -20,7 +20,6 @@ from flatout.records.errors import BadConfig
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-PLAN_FILE = "flatout.toml"
 PLAN_VERSION = 1
 
 
@@ -90,10 +89,6 @@ class Plan:
     speedup: float | None = None
     # At that rate, of the peak that `flatout profile` names.
     mfu: float | None = None
-
-    def orders(self) -> list[dict[str, Any]]:
-        """What a session needs to know."""
-        return [choice.order() for choice in self.levers]
 
     def write(self, path: Path) -> None:
         """Write the file, with a comment for each lever."""
