@@ -1,8 +1,8 @@
 """The memory tap: what the job holds, at step boundaries, and what its parts are.
 
 Counters are read, never reset: the script's own `reset_peak_memory_stats` must find what it expects. Reading
-them costs up to two hundred microseconds of a busy host, so it happens at the first steps, then at every
-sixteenth, and later at every 128th.
+them is slow on a busy host, so it happens at the first steps, then at every sixteenth, and later at every
+128th.
 """
 
 import os
