@@ -5,6 +5,7 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -40,7 +41,11 @@ def wait_for_other_ranks(folder: Path, world_size: int) -> None:
 def leave() -> None:
     """End the process here: loader workers first, by pid, then ourselves."""
     with contextlib.suppress(Exception):
-        for worker in _loader_workers():
+        workers = _loader_workers()
+        with contextlib.suppress(ValueError):  # not the main thread: there the handler does not run either
+            # torch's handler raises when a worker dies: the first kill would save the second worker's life.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for worker in workers:
             worker.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

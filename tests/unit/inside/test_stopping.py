@@ -134,6 +134,14 @@ def test_loader_workers_are_ended_and_other_children_are_not(tmp_path: Path) -> 
         batches = iter(DataLoader(Slow(), num_workers=2, multiprocessing_context="fork"))
         next(batches)
         Path("pids").write_text(" ".join(str(worker.pid) for worker in batches._workers))
+        ForkProcess = multiprocessing.context.ForkProcess
+        kill = ForkProcess.kill
+
+        def slow_kill(process):  # so that torch's handler hears of the first death before the second kill
+            kill(process)
+            time.sleep(0.5)
+
+        ForkProcess.kill = slow_kill
         leave()
     """
     done = run(code, tmp_path)
