@@ -43,6 +43,8 @@ class FlopTotals:
     """`flops`, by operator."""
     uncounted: dict[str, int]
     """Calls of what may have multiplied matrices out of sight: with any, the count may be too low."""
+    operators: tuple[str, ...] = ()
+    """Every operator that came by."""
 
 
 def start_counting(torch: Any) -> "FlopCount":
@@ -91,7 +93,8 @@ class FlopCount:
             _under_way.remove(self)
             self._undo.close()
         by_operator, uncounted = dict(self._by_operator), dict(self._uncounted)
-        return FlopTotals(self._by_operator.total(), self._recomputed_flops, by_operator, uncounted)
+        seen = tuple(sorted({_shown(operator.name) for operator in self._operators.values()}))
+        return FlopTotals(self._by_operator.total(), self._recomputed_flops, by_operator, uncounted, seen)
 
     def dispatch(self, func: Any, subclasses: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator, and count it."""

@@ -48,6 +48,15 @@ class Scene:
         """The modules that train."""
         return list(self._roots)
 
+    def is_on(self, lever: str) -> Lever | None:
+        """A lever that is on, by its id."""
+        return next((one for one in self._on.values() if one.id == lever), None)
+
+    @property
+    def same_random(self) -> bool:
+        """Whether this run must draw the random numbers that the script would draw as written."""
+        return self._session.order.same_random
+
     # What the session tells
 
     def optimizer_made(self, optimizer: Any) -> None:

@@ -1,5 +1,6 @@
 """Every lever. The order is that of the documentation; the search has its own."""
 
+from flatout.levers.attention import Attention
 from flatout.levers.bf16 import Bf16
 from flatout.levers.channels_last import ChannelsLast
 from flatout.levers.compile import Compile
@@ -15,6 +16,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Loader,
     Tf32,
     Bf16,
+    Attention,
     Compile,
     FusedOptimizer,
     ChannelsLast,

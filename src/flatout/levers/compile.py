@@ -4,6 +4,9 @@ import sys
 import weakref
 from typing import Any
 
+from flatout.levers.attention import Attention, insisting
+from flatout.levers.attention_graph import Rewriter
+from flatout.levers.capture import fresh
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Settings
 from flatout.levers.outputs import map_tensors
@@ -63,11 +66,14 @@ class Compile(Lever):
     def around(self, root: Any, call: Call) -> Call:
         """Compile a fresh plain function: `Module.compile` of a module of torch's own compiles nothing."""
         torch, mode = self.scene.torch, self.settings.get("mode", "default")
-
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
-
-        compiled = torch.compile(inner, mode=None if mode == "default" else mode)
+        attention, inner = self.scene.is_on("attention"), fresh(call)
+        if isinstance(attention, Attention):
+            rewriter = attention.rewriter(root)
+            compiled = insisting(
+                rewriter, torch.compile(inner, backend=_rewritten_first(torch, rewriter, mode))
+            )
+        else:
+            compiled = torch.compile(inner, mode=None if mode == "default" else mode)
         if mode not in ("reduce-overhead", "max-autotune"):
             return self._insisting_on_a_graph(compiled)
         return self._insisting_on_a_graph(_with_graphs_memory_kept(torch, compiled, call))
@@ -87,6 +93,19 @@ class Compile(Lever):
             return result
 
         return checked
+
+
+def _rewritten_first(torch: Any, rewriter: Rewriter, mode: str) -> Any:
+    """The compiler in this mode, behind a pass of ours over what was captured."""
+
+    inductor = torch._TorchCompileInductorWrapper(mode, None, None)  # noqa: SLF001
+
+    def backend(module: Any, inputs: Any) -> Any:
+        rewriter.rewrite(module, inputs)
+        return inductor(module, inputs)
+
+    backend.reset = inductor.reset  # type: ignore[attr-defined]
+    return backend
 
 
 def _with_graphs_memory_kept(torch: Any, compiled: Call, as_written: Call) -> Call:

@@ -34,6 +34,13 @@ class Scene(Protocol):
     def roots(self) -> list[Any]:
         """The modules that train."""
 
+    def is_on(self, lever: str) -> "Lever | None":
+        """A lever that is on, by its id."""
+
+    @property
+    def same_random(self) -> bool:
+        """Whether this run must draw the random numbers that the script would draw as written."""
+
 
 class Lever:
     """A change of the job that can be taken back. Subclasses say what and how; this one changes nothing."""

@@ -18,6 +18,8 @@ def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFa
     habits = dict(about.get("habits") or {})
     step_ms = profile.step_ms.p50 if profile.step_ms is not None else 0.0
     habits["collector_share"] = profile.collector_ms / step_ms if step_ms else 0.0
+    counted = about.get("flops") or {}
+    habits["operators"] = counted.get("operators")
     capability = habits.get("capability")
     use = profile.device_use
     by_dtype: dict[str, float] = {}

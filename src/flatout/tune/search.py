@@ -37,6 +37,7 @@ _RANKS = (
     "channels-last",
     "cudnn-autotune",
     "fused-optimizer",
+    "attention",
     "compile",
 )
 

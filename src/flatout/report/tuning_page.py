@@ -1,0 +1,586 @@
+"""`tune` as one offline page: from baseline to best, what was tried, why it learns the same, what it cost."""
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import jinja2
+
+from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Tuning
+from flatout.records.words import duration, memory_size, percent, three_digits
+from flatout.report.plain import inert
+
+# A bar's own units; the page stretches it to the room there is.
+BAR_SPAN, BAR_HEIGHT = 1000.0, 20.0
+# What is left of a bar stays visible, however fast the job became.
+_THINNEST = 2.0
+# In the order in which people want to read them.
+_VERDICTS = ("kept", "unsafe", "failed", "rejected", "skipped")
+_GUARD_WORDS = {
+    "same": "Learns the same",
+    "unsafe": "Does not learn the same",
+    "weak": "Learns the same, weakly shown",
+    "not needed": "Nothing to prove",
+}
+# What the guard calls things, where the bare key would leave people guessing.
+_EVIDENCE_WORDS = {
+    "gradients_along": "gradients along the baseline's",
+    "change_along": "updates along the baseline's",
+    "worst": "worst parameter",
+    "parameter": "",
+    "of_allowed": "of what rounding explains",
+    "twins_apart": "the furthest twin's distance",
+    "apart": "the plan's distance",
+    "roundoff": "roundoff of the plan",
+}
+_DEFAULT_PLAN = "flatout.toml"
+_LONG_SUMMARY = 90
+# Beyond these, differences and their squares leave what a float can hold.
+_LARGEST, _SMALLEST = 1e100, 1e-90
+_LABEL_LONGEST, _LABEL_ADVANCE, _LABEL_HEIGHT = 26, 7.0, 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A row of the waterfall: what is left of the step, what went, and the numbers beside it."""
+
+    kind: str
+    name: str
+    left: float
+    gone: float
+    time: str
+    gain: str
+    total: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table of before and after; a reason stands where a value is missing."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    before_reason: str
+    after_reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A line of the grid, with its label."""
+
+    at: float
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A line or an area of a chart, as SVG points."""
+
+    kind: str
+    points: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """A lever among the predicted and measured; `label` is empty where there is no room for it."""
+
+    x: float
+    y: float
+    verdict: str
+    title: str
+    whisker: tuple[float, float] | None
+    label: str
+    label_x: float
+    label_y: float
+    anchor: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A plot in the SVG's own units."""
+
+    title: str
+    x_label: str
+    y_label: str
+    width: float
+    height: float
+    area: dict[str, float]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    areas: list[Shape] = dataclasses.field(default_factory=list)
+    lines: list[Shape] = dataclasses.field(default_factory=list)
+    dots: list[Dot] = dataclasses.field(default_factory=list)
+
+
+class Axis:
+    """Turns values into places, on a linear or a log scale."""
+
+    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool = False) -> None:
+        self._log = log
+        self._start, self._end = start, end
+        scaled = [self._scaled(value) for value in values]
+        low, high = min(scaled), max(scaled)
+        near = max(1e-9 * max(abs(low), abs(high)), _SMALLEST)
+        # Equal values are a line through the middle, not a division by nothing.
+        pad = 0.06 * (high - low) if high - low > near else (0.05 * abs(high) or 1e-3)
+        self._low, self._high = low - pad, high + pad
+
+    def at(self, value: float) -> float:
+        """The place of a value."""
+        share = (self._scaled(value) - self._low) / (self._high - self._low)
+        return round(self._start + (self._end - self._start) * share, 1)
+
+    def ticks(self, unit: str = "") -> list[Tick]:
+        """A handful of lines at round values."""
+        low, high = (10**self._low, 10**self._high) if self._log else (self._low, self._high)
+        if self._log:
+            for mantissas in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+                powers = range(math.floor(self._low), math.ceil(self._high) + 1)
+                values = [m * 10.0**p for p in powers for m in mantissas if low <= m * 10.0**p <= high]
+                if len(values) >= 3:
+                    values = values[:: math.ceil(len(values) / 8)]
+                    return [Tick(self.at(value), f"{_short(value)}{unit}") for value in values]
+        step = _round_step((high - low) / 4)
+        first = math.ceil(low / step)
+        values = [number * step for number in range(first, first + 10) if number * step <= high]
+        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        plain = digits <= 4 and max(abs(low), abs(high)) < 1e5
+        return [
+            Tick(self.at(value), (f"{value:.{digits}f}" if plain else _short(value)) + unit)
+            for value in values
+        ]
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self._log else value
+
+
+def tuning_page(tuning: Tuning) -> str:
+    """One self-contained HTML page: no script, no network, light and dark."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("flatout.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_harmless,
+    )
+    environment.filters.update(span=_span, times=_times, percent=percent, short=_short)
+    has_gain = bool(tuning.ladder) or tuning.speedup != 1.0
+    trials = sorted(tuning.trials, key=lambda trial: _VERDICTS.index(trial.verdict))
+    return environment.get_template("tuning.html.j2").render(
+        tuning=tuning,
+        command=shlex.join(tuning.command),
+        is_long=len(tuning.summary) > _LONG_SUMMARY,
+        has_gain=has_gain,
+        bars=waterfall(tuning),
+        bar={"span": BAR_SPAN, "height": BAR_HEIGHT},
+        rows=_rows(tuning),
+        trials=[(trial, _name(trial), _interval(trial)) for trial in trials],
+        measured_again=any(_is_outside(trial) for trial in trials),
+        scatter=scatter(trials),
+        guard_words=_GUARD_WORDS[tuning.guard.verdict],
+        charts=loss_charts(tuning.guard),
+        evidence=[
+            ("the first updates", _evidence(tuning.guard.same_state)),
+            ("the losses", _evidence(tuning.guard.trajectory)),
+        ],
+        payback=_payback(tuning),
+        go_on=_go_on(tuning),
+    )
+
+
+# The waterfall
+
+
+def waterfall(tuning: Tuning) -> list[Bar]:
+    """The baseline, each rung with what it took away, and the plan."""
+    written, best = _length(tuning.baseline.step_ms), _length(tuning.best.step_ms)
+    has_gain = bool(tuning.ladder) or tuning.speedup != 1.0
+    longest = max([written, best, *(_length(rung.step_ms) for rung in tuning.ladder)]) or 1.0
+
+    def bar(kind: str, name: str, ms: float, before: float, gain: str, total: str) -> Bar:
+        left = min(BAR_SPAN, max(_THINNEST, round(BAR_SPAN * _length(ms) / longest, 2)))
+        gone = max(0.0, round(BAR_SPAN * before / longest - left, 2))
+        return Bar(kind, name, left, gone, _time(ms), gain, total)
+
+    bars = [bar("written", "as written", tuning.baseline.step_ms, 0.0, "", _times(1.0) if has_gain else "")]
+    before = written
+    for rung in tuning.ladder:
+        bars.append(
+            bar("rung", f"+ {rung.lever}", rung.step_ms, before, _times(rung.gain), _times(rung.speedup))
+        )
+        before = _length(rung.step_ms)
+    if has_gain:
+        bars.append(bar("plan", "with the plan", tuning.best.step_ms, written, "", _times(tuning.speedup)))
+    return bars
+
+
+def _length(ms: float) -> float:
+    """A time that can be drawn."""
+    return min(ms, _LARGEST) if math.isfinite(ms) and ms > 0 else 0.0
+
+
+# Before and after
+
+
+def _rows(tuning: Tuning) -> list[Row]:
+    return [
+        _row(tuning, "a step", "step_ms", _time, relative=True),
+        _row(tuning, "samples/s", "samples_per_s", three_digits, relative=True),
+        _row(tuning, "MFU", "mfu", percent, relative=False),
+        _row(tuning, "time in which some kernel ran", "gpu_busy_share", percent, relative=False),
+        _row(tuning, "memory at its peak", "peak_bytes", memory_size, relative=True),
+    ]
+
+
+def _row(tuning: Tuning, label: str, field: str, words: Any, *, relative: bool) -> Row:
+    before, after = (_reading(pace, field) for pace in (tuning.baseline, tuning.best))
+    change = ""
+    if before is not None and after is not None and not (relative and before <= 0):
+        by = after / before - 1 if relative else after - before
+        size = percent(abs(by)) if relative else f"{100 * abs(by):.1f} points"
+        is_nothing = abs(by) < 0.0005
+        change = "the same" if is_nothing else f"{'+' if by > 0 else '−'}{size}"  # noqa: RUF001
+    return Row(
+        label=label,
+        before=words(before) if before is not None else "",
+        after=words(after) if after is not None else "",
+        change=change,
+        before_reason=tuning.baseline.unknown.get(field, "not measured in this run"),
+        after_reason=tuning.best.unknown.get(field, "not measured in this run"),
+    )
+
+
+def _reading(pace: Pace, field: str) -> float | None:
+    value: float | None = getattr(pace, field)
+    return value if value is not None and math.isfinite(value) else None
+
+
+# What was tried
+
+
+def _name(trial: LeverTrial) -> str:
+    """As plans name it: `compile (reduce-overhead)`, `loader (num_workers=4)`."""
+    values = [
+        value if isinstance(value, str) else f"{name}={value}" for name, value in trial.settings.items()
+    ]
+    return f"{trial.lever} ({', '.join(values)})" if values else trial.lever
+
+
+def _interval(trial: LeverTrial) -> str:
+    low, high = _drawable(trial.low), _drawable(trial.high)
+    return f"{low:.2f}–{high:.2f}" if low is not None and high is not None else ""  # noqa: RUF001
+
+
+def _is_outside(trial: LeverTrial) -> bool:
+    """Whether the measured one is not of the comparison that the interval is of."""
+    low, high, measured = trial.low, trial.high, trial.measured_speedup
+    return low is not None and high is not None and measured is not None and not low <= measured <= high
+
+
+def scatter(trials: Sequence[LeverTrial]) -> Chart | None:
+    """Predicted against measured, both on log scales; None where there is nothing to compare."""
+    known = []
+    for trial in trials:
+        predicted, measured = _positive(trial.predicted_speedup), _positive(trial.measured_speedup)
+        if predicted is not None and measured is not None:
+            low, high = _positive(trial.low), _positive(trial.high)
+            # Of another comparison than the dot is: it would float beside it.
+            fits = low is not None and high is not None and low <= measured <= high
+            between = (low or measured, high or measured) if fits else None
+            known.append((trial, predicted, measured, between))
+    if len(known) < 2:
+        return None
+    area = {"left": 62.0, "top": 14.0, "right": 486.0, "bottom": 306.0}
+    values = [1.0, *(v for _, predicted, measured, between in known for v in (predicted, measured))]
+    values += [v for *_, between in known if between is not None for v in between]
+    # Equal ranges, so that the diagonal is where both agree.
+    x = Axis(values, area["left"], area["right"], log=True)
+    y = Axis(values, area["bottom"], area["top"], log=True)
+    dots = [
+        Dot(
+            x=x.at(predicted),
+            y=y.at(measured),
+            verdict=trial.verdict,
+            title=f"{_name(trial)}: predicted {_times(predicted)}, measured {_times(measured)}",
+            whisker=(y.at(between[0]), y.at(between[1])) if between is not None else None,
+            label=_name(trial),
+            label_x=0.0,
+            label_y=0.0,
+            anchor="start",
+        )
+        for trial, predicted, measured, between in known
+    ]
+    ends = f"{area['left']},{area['bottom']} {area['right']},{area['top']}"
+    return Chart(
+        title="Predicted against measured",
+        x_label="predicted",
+        y_label="measured",
+        width=500.0,
+        height=352.0,
+        area=area,
+        x_ticks=x.ticks("x"),
+        y_ticks=y.ticks("x"),
+        lines=[Shape("diagonal", ends)],
+        dots=_labelled(dots, area),
+    )
+
+
+def _labelled(dots: Sequence[Dot], area: Mapping[str, float]) -> list[Dot]:
+    """Labels beside their dots, where they hide neither a dot nor another label; else none at all."""
+    taken = [(dot.x - 6, dot.y - 6, dot.x + 6, dot.y + 6) for dot in dots]
+    placed = []
+    for dot in dots:
+        label = dot.label if len(dot.label) <= _LABEL_LONGEST else dot.label[: _LABEL_LONGEST - 1] + "…"
+        wide = _LABEL_ADVANCE * len(label)
+        found = ("", 0.0, 0.0, "start")
+        for down in (0.0, -14.0, 14.0, -26.0, 26.0):
+            for anchor, x in (("start", dot.x + 9), ("end", dot.x - 9)):
+                left = x if anchor == "start" else x - wide
+                y = dot.y + down
+                box = (left, y - _LABEL_HEIGHT / 2, left + wide, y + _LABEL_HEIGHT / 2)
+                inside = area["left"] <= box[0] and box[2] <= area["right"]
+                inside = inside and area["top"] <= box[1] and box[3] <= area["bottom"]
+                if not found[0] and inside and not any(_overlap(box, other) for other in taken):
+                    found = (label, round(x, 1), round(y + 4, 1), anchor)
+                    taken.append(box)
+        label, label_x, label_y, anchor = found
+        placed.append(dataclasses.replace(dot, label=label, label_x=label_x, label_y=label_y, anchor=anchor))
+    return placed
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+# The guard
+
+
+def loss_charts(guard: GuardEvidence) -> list[Chart]:
+    """The losses, and how far each lies from the baseline's: rounding is too small to see in the first."""
+    written = [_drawable(value) for value in guard.curves.get("as written", ())]
+    plan = [_drawable(value) for value in guard.curves.get("plan", ())]
+    twins = [
+        [_drawable(value) for value in curve]
+        for name, curve in guard.curves.items()
+        if name not in ("as written", "plan")
+    ]
+    known = [value for curve in (written, plan, *twins) for value in curve if value is not None]
+    charts = []
+    if known:
+        log = min(known) > 0 and max(known) > 50 * min(known)
+        charts.append(_curves("Loss", written, twins, plan, log=log))
+    # Runs that did not see the same differ by their samples, which says nothing of rounding.
+    if guard.paired and twins:
+        apart = [_apart(curve, written) for curve in twins]
+        ours = _apart(plan, written)
+        if any(value is not None for value in ours):
+            charts.append(_curves("Distance from the loss as written", [], apart, ours, log=False))
+    return charts
+
+
+def _curves(
+    title: str,
+    written: Sequence[float | None],
+    twins: Sequence[Sequence[float | None]],
+    plan: Sequence[float | None],
+    *,
+    log: bool,
+) -> Chart:
+    area = {"left": 62.0, "top": 12.0, "right": 548.0, "bottom": 186.0}
+    curves = [written, plan, *twins]
+    values = [value for curve in curves for value in curve if value is not None]
+    longest = max(len(curve) for curve in curves)
+    # Steps are counted from 1, as people count them.
+    x = Axis((1.0, float(max(longest, 2))), area["left"], area["right"])
+    y = Axis(values, area["bottom"], area["top"], log=log)
+    edges: list[tuple[float, float] | None] = []
+    for step in range(max((len(twin) for twin in twins), default=0)):
+        here = [value for twin in twins if step < len(twin) and (value := twin[step]) is not None]
+        edges.append((min(here), max(here)) if here else None)
+    bands = [
+        Shape(
+            "twins",
+            _points(x, y, [(step, high) for step, (_, high) in run])
+            + " "
+            + _points(x, y, [(step, low) for step, (low, _) in reversed(run)]),
+        )
+        for run in _unbroken(edges)
+    ]
+    lines = [
+        Shape(kind, _points(x, y, run))
+        for kind, curve in (("written", written), ("plan", plan))
+        for run in _unbroken(curve)
+    ]
+    return Chart(
+        title=title,
+        x_label="step",
+        y_label="",
+        width=560.0,
+        height=228.0,
+        area=area,
+        x_ticks=[tick for tick in x.ticks() if tick.label.isdigit() and tick.label != "0"],
+        y_ticks=y.ticks(),
+        areas=bands,
+        lines=lines,
+    )
+
+
+def _unbroken(values: Sequence[Any]) -> list[list[tuple[int, Any]]]:
+    """Steps and values, cut where one is missing: a line across a gap would be an invention."""
+    runs: list[list[tuple[int, Any]]] = [[]]
+    for number, value in enumerate(values, start=1):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((number, value))
+    return [run for run in runs if run]
+
+
+def _points(x: Axis, y: Axis, run: Sequence[tuple[int, float]]) -> str:
+    # A lone point is a line of no length, which round caps make visible.
+    both = [f"{x.at(step)},{y.at(value)}" for step, value in run]
+    return " ".join(both if len(both) > 1 else both * 2)
+
+
+def _apart(curve: Sequence[float | None], written: Sequence[float | None]) -> list[float | None]:
+    return [
+        value - other if value is not None and other is not None else None
+        for value, other in zip(curve, written, strict=False)
+    ]
+
+
+def _evidence(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(_key_words(key), _told(value)) for key, value in found.items()]
+
+
+def _told(value: Any) -> str:
+    """Any value of the guard's in a line: numbers short, nested ones one after the other."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return _short(value, digits=6)
+    if isinstance(value, Mapping):
+        parts = [
+            f"{_share(item)} of what rounding explains"
+            if key == "of_allowed" and isinstance(item, float)
+            else f"{_key_words(key)} {f'({_told(item)})' if _is_nest(item) else _told(item)}"
+            for key, item in value.items()
+        ]
+        return ", ".join(part.strip() for part in parts) or "nothing"
+    if isinstance(value, list | tuple):
+        return ", ".join(_told(item) for item in value) or "nothing"
+    return str(value)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _key_words(key: Any) -> str:
+    return _EVIDENCE_WORDS.get(key, str(key).replace("_", " "))
+
+
+def _share(value: float) -> str:
+    # A line must not end between a number and its sign.
+    return percent(value).replace(" ", "\N{NO-BREAK SPACE}") if 0 <= value < 10 else f"{_short(value)} times"
+
+
+# The cost, and how to go on
+
+
+def _payback(tuning: Tuning) -> str:
+    """When the plan has paid for the search."""
+    steps = tuning.break_even_steps
+    if steps is None:
+        return ""
+    seconds = steps * tuning.best.step_ms / 1000
+    lasting = f", which take {_span(seconds)} with the plan" if math.isfinite(seconds) else ""
+    return f"{steps:,} steps{lasting}"
+
+
+def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
+    """Commands to paste, each with what it is for."""
+    job = _typed(tuning.command)
+    again = (f"flatout report {shlex.quote(tuning.run)}", "shows this result again, in a terminal")
+    if not tuning.plan:
+        return [(f"flatout profile {job}", "shows where the time goes"), again]
+    option = "" if tuning.plan == _DEFAULT_PLAN else f"--plan {shlex.quote(tuning.plan)}"
+    run = " ".join(part for part in ("flatout run", option, job) if part)
+    patch = " ".join(part for part in ("flatout patch", option) if part)
+    return [
+        (run, "runs the whole job with the plan; the script stays as it is"),
+        (patch, "prints the plan as a diff of your own source"),
+        again,
+    ]
+
+
+def _typed(command: Sequence[str]) -> str:
+    """The job as it is named to our commands: without the Python that they supply themselves."""
+    if len(command) > 1:
+        program, first = PurePath(command[0]).name, command[1]
+        is_python = program.startswith("python") and (first == "-m" or first.endswith((".py", ".pyz")))
+        if is_python or (program in ("bash", "sh") and first.endswith((".sh", ".bash"))):
+            return shlex.join(command[1:])
+    return f"-- {shlex.join(command)}"
+
+
+# Numbers and text
+
+
+def _drawable(value: float | None) -> float | None:
+    """The value where it has a place in a picture; nearly nothing is nothing."""
+    if value is None or not math.isfinite(value) or abs(value) > _LARGEST:
+        return None
+    return value if abs(value) > _SMALLEST else 0.0
+
+
+def _positive(value: float | None) -> float | None:
+    known = _drawable(value)
+    return known if known is not None and known > 0 else None
+
+
+def _round_step(rough: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= rough * (1 - 1e-9))
+
+
+def _short(value: float, digits: int = 3) -> str:
+    """A number of any size: `0.25`, `3.1e-6`, `1,000`."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def _time(ms: float) -> str:
+    """A step's time: milliseconds, unless another unit reads better."""
+    if not math.isfinite(ms) or ms < 0:
+        return "unknown"
+    return f"{three_digits(ms)} ms" if 1 <= ms < 9999.5 else duration(ms / 1000)
+
+
+def _span(seconds: float) -> str:
+    """A longer time: `207 s`, `12.5 min`, `3.20 h`."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 5 * size:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else duration(seconds)
+
+
+def _times(value: float | None) -> str:
+    return f"{value:.2f}x" if value is not None and math.isfinite(value) else ""
+
+
+def _harmless(value: Any) -> Any:
+    """Control characters of others as escapes; what jinja has made itself stays."""
+    return inert(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
