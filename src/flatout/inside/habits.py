@@ -4,9 +4,11 @@ Looked at once, after the first updates; nothing is patched for it but autocast'
 through.
 """
 
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.batch_uses import BatchUses
 from flatout.inside.places import users_place
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers.fused_optimizer import supports_fused
@@ -30,6 +32,9 @@ class HabitsTap:
         self._where: dict[str, Any] = {}
         # Of the device's generator at the last call; True once it was seen to move.
         self._random_state: Any = None
+        self._uses = BatchUses()
+        self._sets_threads = "OMP_NUM_THREADS" in os.environ
+        self._chooses_attention = False
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -37,14 +42,17 @@ class HabitsTap:
         self._patches = [
             Patch(torch.autocast, "__enter__", self._entering(torch.autocast.__enter__)),
             Patch(torch.amp.GradScaler, "scale", self._scaling(torch.amp.GradScaler.scale)),
+            Patch(torch, "set_num_threads", self._setting_threads(torch.set_num_threads)),
         ]
 
     def remove(self) -> None:
-        """Put both back."""
+        """Put everything back."""
         undo_all(self._patches)
 
     def called(self, args: Any, kwargs: Any) -> None:
         """A root was called for training."""
+        self._uses.root_called()
+        self._chooses_attention = self._chooses_attention or not _all_attention_allowed(self._session.torch)
         if "root_call" not in self._where:
             self._where["root_call"] = users_place(self._session.torch)
         if self._session.on_gpu and self._random_state is not True:
@@ -58,6 +66,10 @@ class HabitsTap:
             self._shapes.add(
                 tuple(tuple(value.shape) for value in (*args, *kwargs.values()) if hasattr(value, "shape"))
             )
+
+    def batch_came(self, iterator: Any, batch: Any) -> None:
+        """A loader gave the loop a batch."""
+        self._uses.came(iterator, batch)
 
     def optimizer_made(self) -> None:
         """The script made an optimizer; the last one before training counts."""
@@ -94,6 +106,12 @@ class HabitsTap:
             "cpu_bf16": _cpu_computes_in_bf16(torch),
             "cpp_compiler": bool(shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")),
             "threads": torch.get_num_threads(),
+            "sets_threads": self._sets_threads,
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "batch_uses": self._uses.describe(),
+            "sdpa_kernel": self._chooses_attention,
+            "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
+            or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "where": {name: place for name, place in self._where.items() if place is not None},
             "capability": list(torch.cuda.get_device_capability(self._session.device))
             if self._session.on_gpu
@@ -127,6 +145,15 @@ class HabitsTap:
 
         return unseen(__enter__)
 
+    def _setting_threads(self, real: Any) -> Any:
+        tap = self
+
+        def set_num_threads(number: int) -> None:
+            tap._sets_threads = True
+            real(number)
+
+        return unseen(set_num_threads)
+
     def _scaling(self, real: Any) -> Any:
         tap = self
 
@@ -135,6 +162,12 @@ class HabitsTap:
             return real(scaler, outputs)
 
         return unseen(scale)
+
+
+def _all_attention_allowed(torch: Any) -> bool:
+    cuda = torch.backends.cuda
+    names = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+    return all(getattr(cuda, name, lambda: True)() for name in names)
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class LoaderTap:
                 if ranges is not None:
                     ranges.pop()
             log(("loader", started, clock(), numbers.get(id(iterator), _STARTING), thread()))
+            if session.habits is not None:
+                session.guarded("habits", session.habits.batch_came, iterator, result)
             return result
 
         return unseen(__next__)

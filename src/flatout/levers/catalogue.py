@@ -1,28 +1,36 @@
 """Every lever. The order is that of the documentation; the search has its own."""
 
+from flatout.levers.allocator import Allocator
 from flatout.levers.attention import Attention
 from flatout.levers.bf16 import Bf16
 from flatout.levers.channels_last import ChannelsLast
 from flatout.levers.compile import Compile
+from flatout.levers.cpu_threads import CpuThreads
 from flatout.levers.cudnn_autotune import CudnnAutotune
 from flatout.levers.debug_modes import DebugModes
+from flatout.levers.device_prefetch import DevicePrefetch
 from flatout.levers.fused_optimizer import FusedOptimizer
 from flatout.levers.garbage_collector import GarbageCollector
 from flatout.levers.lever import Lever
 from flatout.levers.loader import Loader
+from flatout.levers.sdpa_backend import SdpaBackend
 from flatout.levers.tf32 import Tf32
 
 LEVERS: tuple[type[Lever], ...] = (
     Loader,
+    DevicePrefetch,
     Tf32,
     Bf16,
     Attention,
+    SdpaBackend,
     Compile,
     FusedOptimizer,
     ChannelsLast,
     CudnnAutotune,
     GarbageCollector,
     DebugModes,
+    CpuThreads,
+    Allocator,
 )
 
 BY_ID: dict[str, type[Lever]] = {lever.id: lever for lever in LEVERS}

@@ -17,6 +17,7 @@ import msgspec
 
 from flatout.records.atomic import write_atomically
 from flatout.records.errors import BadConfig
+from flatout.records.words import with_settings
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -40,11 +41,7 @@ class Choice:
 
     def words(self) -> str:
         """As in a sentence: `compile (reduce-overhead)`."""
-        values = [
-            f"{name}={value}" if not isinstance(value, str) else value
-            for name, value in self.settings.items()
-        ]
-        return f"{self.id} ({', '.join(values)})" if values else self.id
+        return with_settings(self.id, self.settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -63,8 +63,8 @@ class GuardEvidence:
     # The worst parameter: how far its gradient is from the reference, and how far roundoff alone takes it.
     same_state: dict[str, Any] = dataclasses.field(default_factory=dict)
     trajectory: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Loss curves: the baseline, its perturbed twins, and the plan.
-    curves: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    # Loss curves: the baseline, its perturbed twins, and the plan; None where a step's loss was not seen.
+    curves: dict[str, list[float | None]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,9 @@ class Tuning:
     run: str
     command: tuple[str, ...]
     device: str
+    # The job as it was typed after our own command and options.
+    typed: str = ""
+    goal: str = "throughput"
     baseline: Pace
     best: Pace
     speedup: float
@@ -86,6 +89,9 @@ class Tuning:
     patch: str | None = None
     report: str | None = None
     break_even_steps: int | None = None
+    # What tuning cost, and from how long a job on as written it has paid for itself.
+    gpu_hours: float | None = None
+    break_even_gpu_hours: float | None = None
     compile_seconds: float | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,5 +1,7 @@
 """Numbers for people: bytes, rates, times. Rates in powers of ten, memory in GiB, as vendors and torch do."""
 
+from collections.abc import Mapping
+
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -47,3 +49,13 @@ def percent(share: float) -> str:
     if 0 < share < 0.0005:
         return "< 0.1 %"
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def with_settings(name: str, settings: Mapping[str, object]) -> str:
+    """A lever as in a sentence: `compile (reduce-overhead)`; `_names` are for the lever alone."""
+    values = [
+        value if isinstance(value, str) else f"{key}={value}"
+        for key, value in settings.items()
+        if not key.startswith("_")
+    ]
+    return f"{name} ({', '.join(values)})" if values else name

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flatout.records.tuning import LeverTrial, Pace, Tuning
-from flatout.records.words import memory_size, percent, three_digits
+from flatout.records.words import memory_size, percent, three_digits, with_settings
 from flatout.report.plain import inert, is_narrow, line
 
 _BAR = 24
@@ -59,8 +59,7 @@ def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:
     table.add_column("why", overflow="fold")
     for trial in sorted(trials, key=lambda one: list(_STYLES).index(one.verdict)):
         style = _STYLES[trial.verdict]
-        settings = ", ".join(str(value) for value in trial.settings.values())
-        name = f"{trial.lever} ({settings})" if settings else trial.lever
+        name = with_settings(trial.lever, trial.settings)
         cells = [name, trial.verdict, _times(trial.predicted_speedup), _times(trial.measured_speedup)]
         table.add_row(*(line(cell, style) for cell in [*cells, inert(trial.reason)]))
     console.print(table)

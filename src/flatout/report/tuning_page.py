@@ -4,13 +4,12 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import jinja2
 
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Tuning
-from flatout.records.words import duration, memory_size, percent, three_digits
+from flatout.records.words import duration, memory_size, percent, three_digits, with_settings
 from flatout.report.plain import inert
 
 # A bar's own units; the page stretches it to the room there is.
@@ -262,11 +261,7 @@ def _reading(pace: Pace, field: str) -> float | None:
 
 
 def _name(trial: LeverTrial) -> str:
-    """As plans name it: `compile (reduce-overhead)`, `loader (num_workers=4)`."""
-    values = [
-        value if isinstance(value, str) else f"{name}={value}" for name, value in trial.settings.items()
-    ]
-    return f"{trial.lever} ({', '.join(values)})" if values else trial.lever
+    return with_settings(trial.lever, trial.settings)
 
 
 def _interval(trial: LeverTrial) -> str:
@@ -507,7 +502,7 @@ def _payback(tuning: Tuning) -> str:
 
 def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
     """Commands to paste, each with what it is for."""
-    job = _typed(tuning.command)
+    job = tuning.typed or f"-- {shlex.join(tuning.command)}"
     again = (f"flatout report {shlex.quote(tuning.run)}", "shows this result again, in a terminal")
     if not tuning.plan:
         return [(f"flatout profile {job}", "shows where the time goes"), again]
@@ -519,16 +514,6 @@ def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
         (patch, "prints the plan as a diff of your own source"),
         again,
     ]
-
-
-def _typed(command: Sequence[str]) -> str:
-    """The job as it is named to our commands: without the Python that they supply themselves."""
-    if len(command) > 1:
-        program, first = PurePath(command[0]).name, command[1]
-        is_python = program.startswith("python") and (first == "-m" or first.endswith((".py", ".pyz")))
-        if is_python or (program in ("bash", "sh") and first.endswith((".sh", ".bash"))):
-            return shlex.join(command[1:])
-    return f"-- {shlex.join(command)}"
 
 
 # Numbers and text

@@ -20,6 +20,7 @@ def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFa
     habits["collector_share"] = profile.collector_ms / step_ms if step_ms else 0.0
     counted = about.get("flops") or {}
     habits["operators"] = counted.get("operators")
+    habits["allocation_retries"] = profile.memory.allocation_retries
     capability = habits.get("capability")
     use = profile.device_use
     by_dtype: dict[str, float] = {}

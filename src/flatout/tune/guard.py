@@ -29,6 +29,9 @@ _ALONG = 0.02
 _LENGTH = 3.0
 _TRAJECTORY_TIMES = 4.0
 
+# The loss of each step, where it was seen.
+Losses = Sequence[float | None]
+
 
 @dataclasses.dataclass(frozen=True)
 class GuardRun:
@@ -85,9 +88,9 @@ def judge(
         reason = candidate.failed or f"of the baseline: {reference.failed}"
         return GuardEvidence(verdict="unsafe", paired=False, reason=f"nothing to compare: {reason}")
     curves = {
-        "as written": _known(reference.losses),
-        **{f"twin {number + 1}": _known(twin.losses) for number, twin in enumerate(twins)},
-        "plan": _known(candidate.losses),
+        "as written": list(reference.losses),
+        **{f"twin {number + 1}": list(twin.losses) for number, twin in enumerate(twins)},
+        "plan": list(candidate.losses),
     }
     if any(loss is not None and not math.isfinite(loss) for loss in candidate.losses) and all(
         loss is None or math.isfinite(loss) for loss in reference.losses
@@ -103,7 +106,9 @@ def judge(
         reason = "losses are the same, bit for bit"
         return GuardEvidence(verdict="same", paired=True, reason=reason, curves=curves)
     same_state, problem = _same_state(reference, twins, candidate, roundoff)
-    trajectory, drift = _trajectory(reference, twins, candidate, roundoff)
+    trajectory, drift = judge_trajectory(
+        reference.losses, [twin.losses for twin in twins], candidate.losses, roundoff
+    )
     problem = problem or drift
     return GuardEvidence(
         verdict="unsafe" if problem else "same",
@@ -279,17 +284,22 @@ def _one_parameter(
 # Part two: the trajectory
 
 
-def _trajectory(
-    reference: GuardRun, twins: Sequence[GuardRun], candidate: GuardRun, roundoff: float
+def judge_trajectory(
+    reference: Losses, twins: Sequence[Losses], candidate: Losses, roundoff: float
 ) -> tuple[dict[str, Any], str]:
-    expected, got = _known(reference.losses), _known(candidate.losses)
-    count = min(len(expected), len(got), *(len(_known(twin.losses)) for twin in twins)) if twins else 0
+    """How far the candidate's losses are from the reference's, and what is wrong with that, or nothing."""
+    if not twins:
+        return {"steps": 0}, ""
+    # Steps whose loss every run has told.
+    whole = [step for step in zip(reference, candidate, *twins, strict=False) if None not in step]
+    count = len(whole)
     if count < 3:
         return {"steps": count}, ""
-    scale = statistics.fmean(abs(value) for value in expected[:count])
+    expected, got, *others = ([float(value or 0.0) for value in run] for run in zip(*whole, strict=True))
+    scale = statistics.fmean(abs(value) for value in expected)
     floor = 2 * roundoff * scale
-    apart = _rms(got[:count], expected[:count])
-    spread = max(_rms(_known(twin.losses)[:count], expected[:count]) for twin in twins)
+    apart = _rms(got, expected)
+    spread = max(_rms(other, expected) for other in others)
     allowed = _TRAJECTORY_TIMES * spread + floor
     evidence = {"steps": count, "apart": apart, "twins_apart": spread, "allowed": allowed}
     if apart > allowed:
@@ -300,7 +310,7 @@ def _trajectory(
     return evidence, ""
 
 
-def _weakly(reference: GuardRun, candidate: GuardRun, curves: dict[str, list[float]]) -> GuardEvidence:
+def _weakly(reference: GuardRun, candidate: GuardRun, curves: dict[str, list[float | None]]) -> GuardEvidence:
     """Runs that did not see the same cannot be compared step by step: only their levels can."""
     expected, got = _known(reference.losses), _known(candidate.losses)
     count = min(len(expected), len(got))
@@ -325,7 +335,7 @@ def _weakly(reference: GuardRun, candidate: GuardRun, curves: dict[str, list[flo
 # Vectors
 
 
-def _known(losses: Sequence[float | None]) -> list[float]:
+def _known(losses: Losses) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 

@@ -31,15 +31,21 @@ _HOST_IS_IDLE = 0.4
 _RANKS = (
     "loader",
     "debug-modes",
+    "cpu-threads",
     "garbage-collector",
+    "allocator",
+    "device-prefetch",
     "tf32",
     "bf16",
     "channels-last",
     "cudnn-autotune",
     "fused-optimizer",
     "attention",
+    "sdpa-backend",
     "compile",
 )
+# What is tried on top of the rest, in this order: each changes what the one before has left.
+_ON_TOP = ("sdpa-backend", "compile")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,11 +100,11 @@ class Finder:
 
     def search(self, candidates: Sequence[Choice]) -> Search:
         """Ask, conclude, ask again."""
-        cheap = [choice for choice in candidates if choice.id != "compile"]
-        compiled = [choice for choice in candidates if choice.id == "compile"]
+        cheap = [choice for choice in candidates if choice.id not in _ON_TOP]
+        later = [choice for name in _ON_TOP for choice in candidates if choice.id == name]
         yield from self._singles(cheap)
         yield from self._together()
-        for choice in compiled:
+        for choice in later:
             if self._graphs_cannot_help(choice):
                 self._conclude(choice, "skipped", "the host keeps up: launches are not what holds the job up")
             else:
@@ -120,9 +126,14 @@ class Finder:
             results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
             for choice, result in zip(some, results[1:], strict=True):
                 self._judge(choice, result, ())
-        self.best = _ordered(
-            choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)
-        )
+        kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
+        fastest: dict[str, Choice] = {}
+        for choice in sorted(kept, key=lambda one: self.trials[_key(one)].measured_speedup or 0.0):
+            slower = fastest.get(choice.id)
+            if slower is not None:
+                self._conclude(slower, "rejected", f"{choice.words()} is faster")
+            fastest[choice.id] = choice
+        self.best = _ordered(fastest.values())
 
     def _together(self) -> Search:
         """What helped alone may not help together: leave each out once."""

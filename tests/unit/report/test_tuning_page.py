@@ -41,6 +41,7 @@ def trial(lever: str, verdict: Any = "kept", **more: Any) -> LeverTrial:
 TUNING = Tuning(
     run="20261115-102354-tune-dd4bca",
     command=("/usr/bin/python3", "train.py", "--name", "two words"),
+    typed="train.py --name 'two words'",
     device="NVIDIA H200",
     baseline=Pace(step_ms=102.0, samples_per_s=39.1, mfu=0.034, gpu_busy_share=0.96, peak_bytes=10 << 30),
     best=Pace(
@@ -390,7 +391,9 @@ def test_the_cost_and_how_to_go_on() -> None:
     assert "the machine became slower while tuning" in found.text
     assert "flatout run train.py --name 'two words'" in found.text
     assert "flatout patch " in found.text
-    other = page(dataclasses.replace(TUNING, plan="my plan.toml", command=("/bin/torchrun", "train.py")))
+    other = page(
+        dataclasses.replace(TUNING, plan="my plan.toml", command=("/bin/torchrun", "train.py"), typed="")
+    )
     assert "flatout run --plan 'my plan.toml' -- /bin/torchrun train.py" in other.text
     assert "flatout patch --plan 'my plan.toml'" in other.text
 
