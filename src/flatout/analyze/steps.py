@@ -103,3 +103,9 @@ def _about(place: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
+
+
+def loss_of(step: dict[str, Any]) -> float | None:
+    """The loss of a step: the mean of its micro-batches, or None where none was seen."""
+    known = [value for value in step["losses"] if value is not None]
+    return sum(known) / len(known) if known else None

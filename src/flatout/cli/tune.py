@@ -1,13 +1,17 @@
 """`flatout tune`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
 from flatout.cli.options import Output, common_options
+
+if TYPE_CHECKING:
+    from flatout.runtime.command import JobCommand
+    from flatout.tune.arms import ArmResult
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -29,6 +33,27 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        units = {"gib": 1 << 30, "g": 1 << 30, "mib": 1 << 20, "m": 1 << 20, "gb": 10**9, "mb": 10**6, "": 1}
+        number = value.rstrip("GMiBbgm")
+        unit = value[len(number) :].lower()
+        try:
+            count = round(float(number) * units[unit])
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is no size: 40GiB, 512MiB and 80GB are", param, ctx)
+        if count <= 0:
+            self.fail("it must be more than nothing", param, ctx)
+        return count
+
+
 @click.command("tune", short_help=COMMANDS["tune"].purpose, context_settings=JOB_SETTINGS)
 @job_argument
 @click.option(
@@ -38,8 +63,32 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="How long to look for levers. The guard and the confirmation come on top.",
 )
+@click.option(
+    "--goal",
+    type=click.Choice(["throughput", "latency", "memory"]),
+    default="throughput",
+    show_default=True,
+    help="What to tune for: samples a second, the time of a step, or a lower peak of memory.",
+)
+@click.option(
+    "--max-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="No plan whose peak is above this, such as 40GiB.",
+)
 @click.option("--only", multiple=True, metavar="LEVER", help="Try these alone. May be given several times.")
 @click.option("--skip", multiple=True, metavar="LEVER", help="Leave these out. May be given several times.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="LEVER",
+    help="A lever that changes the training, and that you want nevertheless: batch-size.",
+)
+@click.option(
+    "--resume",
+    metavar="RUN",
+    help="Go on where an earlier tuning of the same job was interrupted: its name, or `latest`.",
+)
 @click.option(
     "--job-steps",
     type=click.IntRange(min=1),
@@ -55,8 +104,12 @@ def command(
     output: Output,
     words: tuple[str, ...],
     budget: float,
+    goal: str,
+    max_memory: int | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    allow: tuple[str, ...],
+    resume: str | None,
     job_steps: int | None,
     plan_path: str,
     seed: int | None,
@@ -74,11 +127,18 @@ def command(
       flatout tune --budget 2m train.py
       flatout tune --skip compile train.py
       flatout tune --only bf16 --only compile train.py
+      flatout tune --allow batch-size --max-memory 40GiB train.py
+      flatout tune --goal memory train.py
+      flatout tune --resume latest train.py
       flatout tune --json train.py | jq .speedup
     """
+    import dataclasses
+
     from flatout.levers.catalogue import BY_ID
+    from flatout.records.atomic import write_atomically
     from flatout.records.errors import EXIT_DONE, UnknownName
     from flatout.report.tuning import draw_tuning
+    from flatout.report.tuning_page import tuning_page
     from flatout.tune.patching import as_text
     from flatout.tune.request import TuneRequest
     from flatout.tune.tuning import tune_job
@@ -86,29 +146,38 @@ def command(
     for name in (*only, *skip):
         if name not in BY_ID:
             raise UnknownName("lever", name, BY_ID)
+    recipes = {name: kind for name, kind in BY_ID.items() if kind.safety == "recipe"}
+    for name in allow:
+        if name not in recipes:
+            raise UnknownName("lever that changes the training", name, recipes)
+    job_request = request_for(words, seed=seed, **job)
     request = TuneRequest(
-        job=request_for(words, seed=seed, **job),
+        job=job_request,
         budget_s=budget,
+        goal=goal,  # type: ignore[arg-type]
+        max_memory_bytes=max_memory,
         only=frozenset(only),
         skip=frozenset(skip),
+        allow=frozenset(allow),
         job_steps=job_steps,
+        answers=_answers(resume, job_request.command) if resume else {},
     )
-    import dataclasses
-
     text = ""
     with new_run(output, "tune") as folder, output.progress("starting the script") as progress:
         found = tune_job(request, folder.manifest.id, folder.path, progress)
         tuning = found.tuning
+        made: dict[str, str] = {}
         if found.plan is not None:
             found.plan.write(Path(plan_path))
-            unknown = {name: why for name, why in tuning.unknown.items() if name != "plan"}
-            tuning = dataclasses.replace(tuning, plan=plan_path, unknown=unknown)
+            made["plan"] = plan_path
             text = as_text(found.plan, Path.cwd())
             if text:
-                place = folder.path / "flatout.patch"
-                place.write_text(text)
-                unknown.pop("patch", None)
-                tuning = dataclasses.replace(tuning, patch=str(place), unknown=unknown)
+                made["patch"] = str(folder.path / "flatout.patch")
+                Path(made["patch"]).write_text(text)
+        made["report"] = str(folder.path / "report.html")
+        unknown = {name: why for name, why in tuning.unknown.items() if name not in made}
+        tuning = dataclasses.replace(tuning, unknown=unknown, **made)  # type: ignore[arg-type]
+        write_atomically(Path(made["report"]), tuning_page(tuning).encode("utf-8", "replace"))
         folder.write("tune", 1, tuning)
     if output.as_json:
         output.document("tune", 1, tuning)
@@ -117,5 +186,27 @@ def command(
         if text:
             click.echo()
             click.echo(text)
+        output.notice(f"the picture: {tuning.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE
+
+
+def _answers(run: str, command: "JobCommand") -> "dict[str, list[ArmResult]]":
+    """What an earlier tuning has found out."""
+    from flatout.records.errors import CallerMistake
+    from flatout.records.places import PROJECT_FOLDER
+    from flatout.records.runs import find_run, runs_under
+    from flatout.tune.facts import fingerprint
+    from flatout.tune.journal import read_answers
+
+    root = Path(PROJECT_FOLDER)
+    if run == "latest":
+        earlier = [path for path in runs_under(root) if "-tune-" in path.name]
+        if not earlier:
+            raise CallerMistake(
+                "there is no earlier tuning here",
+                expected="a run of `flatout tune` in this folder",
+                remedy="leave --resume away",
+            )
+        run = max(path.name for path in earlier)
+    return read_answers(find_run(root, run).path, fingerprint(command, None, {}))

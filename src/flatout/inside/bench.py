@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import clock
-from flatout.records.session import ARMS_FILE
+from flatout.records.session import ARM_FILE, ARMS_FILE
 
 if TYPE_CHECKING:
     from flatout.inside.scene import Scene
@@ -23,9 +23,11 @@ class Bench:
         self._session = session
         self._scene = scene
         self._path = Path(session.order.folder) / ARMS_FILE
+        self._mark = Path(session.order.folder) / ARM_FILE
         self._stamp = 0
         self._next: dict[str, Any] | None = None
-        self._arms: list[list[dict[str, Any]]] = []
+        # Each with its number: arms that have failed are left out, and the others keep theirs.
+        self._arms: list[tuple[int, list[dict[str, Any]]]] = []
         self._block = 1
         self._generation = 0
         self._arm = -1
@@ -43,10 +45,11 @@ class Bench:
 
     def step(self) -> None:
         """A step boundary, in the thread that trains."""
-        if self._next is not None:
+        # All ranks change at the same update: levers change what they say to each other.
+        if self._next is not None and self._session.updates >= self._next["from_update"]:
             plan, self._next = self._next, None
             self._generation = plan["generation"]
-            self._arms = plan["arms"]
+            self._arms = list(zip(plan["numbers"], plan["arms"], strict=True))
             self._block = max(1, plan["block_updates"])
             self._arm, self._left = -1, 0
         if not self._arms:
@@ -56,5 +59,8 @@ class Bench:
         if not self._left:
             self._arm = (self._arm + 1) % len(self._arms)
             self._left = self._block
-            self._scene.switch(self._arms[self._arm])
-            self._session.log.add(("arm", clock(), self._generation, self._arm))
+            number, levers = self._arms[self._arm]
+            # Written at once: an arm that ends the process must be known by name.
+            self._mark.write_text(f"{self._generation} {number}")
+            self._scene.switch(levers)
+            self._session.log.add(("arm", clock(), self._generation, number))

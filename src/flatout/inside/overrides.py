@@ -60,6 +60,10 @@ class LoaderOverride:
 
     def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
         changed = dict(self._wanted)
+        # A size is meant for the loader that trains: others keep theirs.
+        was = changed.pop("batch_size_was", None)
+        if "batch_size" in changed and (given.get("batch_size", 1) != was or given.get("batch_sampler")):
+            del changed["batch_size"]
         if changed.get("num_workers", given.get("num_workers", 0)) == 0:
             # Without workers these are refused by the constructor.
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):

@@ -2,6 +2,7 @@
 
 from flatout.levers.allocator import Allocator
 from flatout.levers.attention import Attention
+from flatout.levers.batch_size import BatchSize
 from flatout.levers.bf16 import Bf16
 from flatout.levers.channels_last import ChannelsLast
 from flatout.levers.compile import Compile
@@ -31,6 +32,7 @@ LEVERS: tuple[type[Lever], ...] = (
     DebugModes,
     CpuThreads,
     Allocator,
+    BatchSize,
 )
 
 BY_ID: dict[str, type[Lever]] = {lever.id: lever for lever in LEVERS}

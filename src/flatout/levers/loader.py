@@ -3,7 +3,7 @@
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Lever, Settings
 
-_WORTH_TRYING = 0.02
+_WORTH_TRYING = 0.03
 
 
 class Loader(Lever):
@@ -26,7 +26,7 @@ class Loader(Lever):
         if not job.loaders:
             return "the script uses no DataLoader"
         if job.host_shares.get("input_wait", 0.0) < _WORTH_TRYING:
-            return "the loop waits for data less than 2 % of the time"
+            return "the loop waits for data less than 3 % of the time"
         return ""
 
     @classmethod

@@ -84,6 +84,8 @@ class Plan:
     baseline_samples_per_s: float | None = None
     samples_per_s: float | None = None
     speedup: float | None = None
+    # The run that found it: what it proved lies there.
+    run: str = ""
     # At that rate, of the peak that `flatout profile` names.
     mfu: float | None = None
 
@@ -106,8 +108,8 @@ def as_toml(plan: Plan) -> str:
     ]
     measured = {
         name: getattr(plan, name)
-        for name in ("baseline_samples_per_s", "samples_per_s", "speedup", "mfu")
-        if getattr(plan, name) is not None
+        for name in ("run", "baseline_samples_per_s", "samples_per_s", "speedup", "mfu")
+        if getattr(plan, name) not in (None, "")
     }
     if measured:
         lines += ["", "[measured]", *(f"{name} = {_value(value)}" for name, value in measured.items())]

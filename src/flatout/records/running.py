@@ -1,8 +1,20 @@
 """How a whole job went under a plan: the document of `flatout run`."""
 
 import dataclasses
+from typing import Literal
 
 from flatout.records.unknown import fill_reasons
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Continued:
+    """Whether the first steps of a job went as they went while it was tuned."""
+
+    verdict: Literal["inside", "left", "unknown"]
+    steps: int
+    reason: str
+    # Whether both began with the same parameters and data, so that steps could be compared one by one.
+    paired: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +32,7 @@ class JobRun:
     promised_samples_per_s: float | None = None
     mfu: float | None = None
     signal: int | None = None
+    guard: Continued | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -5,6 +5,7 @@ Read and written with the standard library alone: the user's environment may hol
     <folder>/
       stop.json                   from outside: the update after which every rank stops
       arms.json                   from outside: levers to try by turns (`inside/bench.py`)
+      arm.txt                     which of them is on
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
@@ -35,6 +36,7 @@ INSPECTION_FILE = "inspection.json"
 WORKERS_FOLDER = "workers"
 STOP_FILE = "stop.json"
 ARMS_FILE = "arms.json"
+ARM_FILE = "arm.txt"
 GUARD_FILE = "guard.json"
 STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"

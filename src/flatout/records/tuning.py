@@ -68,6 +68,16 @@ class GuardEvidence:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """How a lever's predictions held on this machine, over all tunings."""
+
+    trials: int
+    measured_over_predicted: float
+    lowest: float
+    highest: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The whole of it."""
 
@@ -93,6 +103,7 @@ class Tuning:
     gpu_hours: float | None = None
     break_even_gpu_hours: float | None = None
     compile_seconds: float | None = None
+    calibration: dict[str, Reliability] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -30,5 +30,9 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.mfu is not None:
         parts.append(f"MFU {percent(done.mfu)}")
     console.print(line(f"flatout: {'; '.join(parts)}"))
+    if done.guard is not None and done.guard.verdict != "unknown":
+        words = {"inside": "learns as it did while tuning", "left": "does NOT learn as it did while tuning"}
+        how = f"{words[done.guard.verdict]}, first {done.guard.steps} steps: {inert(done.guard.reason)}"
+        console.print(line(f"flatout: {how}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))

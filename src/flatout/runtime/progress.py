@@ -101,11 +101,15 @@ class Progress:
         if self.asked_to_stop:
             return
         self.asked_to_stop = True
+        text = json.dumps({"after_update": self.update_ahead()})
+        write_atomically(self._folder / STOP_FILE, text.encode())
+
+    def update_ahead(self) -> int:
+        """An update that no rank has reached by the time that all have heard of it."""
         ahead = 1
         if sum(reader.replay.updates > 0 for reader in self._readers.values()) > 1:
             ahead += int(_NOTICE_S * 1000 / max(self.median_ms() or 1.0, 0.01))
-        text = json.dumps({"after_update": self.updates + ahead})
-        write_atomically(self._folder / STOP_FILE, text.encode())
+        return self.updates + ahead
 
     def _lead(self) -> list[dict[str, Any]]:
         return self._steps[min(self._steps)] if self._steps else []

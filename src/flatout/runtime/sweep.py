@@ -4,6 +4,8 @@ Each setting is a trial of the whole job: a loader that is fast alone may starve
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,22 @@ _MEMORY_SHARE = 0.5
 _RULE = StopRule(precision=0.03, fewest_steps=20, fewest_seconds=2.0, most_seconds=20.0)
 
 
-def sweep_loader(request: ProfileRequest, profile: Profile, folder: Path, on_progress: OnProgress) -> Profile:
-    """The profile with a sweep of its training loader's settings."""
+def sweep_loader(
+    request: ProfileRequest,
+    profile: Profile,
+    folder: Path,
+    on_progress: OnProgress,
+    counts: Sequence[int] | None = None,
+) -> Profile:
+    """The profile with a sweep of its training loader's settings; `counts` of workers, or all that fit."""
     loader = max(profile.loaders, key=lambda one: one.batches, default=None)
     if loader is None:
         return _with(profile, (), None, "the script uses no DataLoader")
     if profile.step_ms is None or profile.samples_per_s is None:
         return _with(profile, (), None, "the job has no steady step time to compare with")
     sweep = _Sweep(request, profile, loader, folder, on_progress)
+    if counts is not None:
+        sweep.counts = list(counts)
     return sweep.run()
 
 
@@ -50,9 +60,10 @@ class _Sweep:
         self._folder = folder
         self._on_progress = on_progress
         self._host = read_host(places=())
+        self.counts = worker_counts(self._host)
         self._own_bytes = 0
         self._rows: list[SweepRow] = []
-        self._order: dict[str, Any] = {"seed": request.seed}
+        self._order: dict[str, Any] = {"seed": request.seed, **request.order}
 
     def run(self) -> Profile:
         current = {name: self._loader.settings.get(name) for name in ("num_workers", "pin_memory")}
@@ -62,7 +73,7 @@ class _Sweep:
         baseline = self._try({})
         if baseline.outcome != "measured":
             return _with(profile, self._rows, None, f"the job could not be repeated: {baseline.reason}")
-        for workers in worker_counts(self._host):
+        for workers in self.counts:
             if workers == current["num_workers"]:
                 continue
             if not self._fits(workers):
@@ -152,12 +163,24 @@ class _Sweep:
         return best if best is not None and (best.samples_per_s or 0) > worth else None
 
 
-def worker_counts(host: Host) -> list[int]:
-    """0, 1, 2, 4, ... up to the cores that this process may use, that number included."""
+def cores_allowed(host: Host) -> int:
+    """How many cores this process may use."""
     allowed = [host.cpu_affinity_count or host.cpu_count or 1]
     if host.cpu_quota is not None:
         allowed.append(int(host.cpu_quota))
-    cores = max(1, min(allowed))
+    return max(1, min(allowed))
+
+
+def workers_needed(load_ms: float, step_ms: float, host: Host) -> list[int]:
+    """Counts worth trying where a batch takes `load_ms` to make and `step_ms` to train on."""
+    cores = cores_allowed(host)
+    enough = min(cores, max(1, math.ceil(1.2 * load_ms / max(step_ms, 0.01))))
+    return sorted({enough, min(cores, 2 * enough)})
+
+
+def worker_counts(host: Host) -> list[int]:
+    """0, 1, 2, 4, ... up to the cores that this process may use, that number included."""
+    cores = cores_allowed(host)
     counts = [0, 1]
     while counts[-1] * 2 <= cores:
         counts.append(counts[-1] * 2)

@@ -47,6 +47,10 @@ class Director(Protocol):
     def look(self, folder: Path, progress: Progress) -> bool:
         """A few times a second: take in what came; whether the trial has shown enough."""
 
+    @property
+    def silence_s(self) -> float | None:
+        """How long the job may make no update just now; None for what the plan allows."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialPlan:
@@ -172,7 +176,8 @@ class _Attempt:
                 progress.ask_to_stop()
             now = time.monotonic()
             if progress.first_update is not None:
-                allowed = max(plan.silence_s, 20 * (progress.median_ms() or 0) / 1000)
+                patience = plan.director.silence_s if directed and plan.director is not None else None
+                allowed = max(patience or plan.silence_s, 20 * (progress.median_ms() or 0) / 1000)
                 if now - progress.last_news > allowed:
                     return True
             if progress.asked_to_stop:

@@ -1,21 +1,32 @@
 """Drives a running job through the comparisons that a search asks for; a job that dies is started again."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from flatout.records.atomic import write_atomically
-from flatout.records.session import ARMS_FILE
+from flatout.records.session import ARM_FILE, ARMS_FILE
 from flatout.records.trial import Trial
 from flatout.runtime.progress import Progress
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
-from flatout.tune.arms import ArmResult, Ask, Comparison, block_length
+from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length
 
 Search = Generator[Ask, list[ArmResult], None]
+# What was answered before, by the arms that were compared.
+Answers = Mapping[str, list[ArmResult]]
 
 # A job that dies under one arm after the other has shown that it does not want to be tuned.
-_STARTS_AT_MOST = 6
+_STARTS_AT_MOST = 8
+# Without an update. Compiling takes its time; nothing else that an arm does should.
+_HUNG_S = 60.0
+_COMPILES = ("compile", "attention", "sdpa-backend", "cudnn-autotune")
+
+
+def key_of(arms: Sequence[Arm]) -> str:
+    """What was compared, in words."""
+    return json.dumps([[choice.words() for choice in arm] for arm in arms])
 
 
 class Bench:
@@ -26,16 +37,19 @@ class Bench:
         search: Search,
         on_ask: Callable[[Ask], None],
         on_answer: Callable[[Ask, list[ArmResult], float], None] = lambda _ask, _results, _took_s: None,
+        answers: Answers | None = None,
     ) -> None:
         self._search = search
         self._on_ask = on_ask
         self._on_answer = on_answer
+        self._answers = answers or {}
         self._comparison: Comparison | None = None
         self._generation = 0
         self._block = 1
         self._taken = 0
         self._folder: Path | None = None
         self._asked_at = 0.0
+        self._from_update = 0
         self.finished = False
 
     def run(self, plan: TrialPlan, folder: Path, on_progress: OnProgress) -> list[Trial]:
@@ -44,7 +58,7 @@ class Bench:
         self._next(None)
         while not self.finished and len(trials) < _STARTS_AT_MOST:
             place = folder / f"{len(list(folder.iterdir())) + 1}-bench"
-            self._taken, self._folder = 0, None
+            self._taken, self._folder, self._from_update = 0, None, 0
             trial = run_trial(plan, place, on_progress=on_progress)
             trials.append(trial)
             if not self.finished:
@@ -52,9 +66,18 @@ class Bench:
         self._search.close()
         return trials
 
+    @property
+    def silence_s(self) -> float | None:
+        """Arms that compile may take as long as any job; others that fall silent have hung."""
+        if self._comparison is None or self._folder is None:
+            return None
+        compiles = any(choice.id in _COMPILES for arm in self._comparison.ask.arms for choice in arm)
+        return None if compiles else _HUNG_S
+
     def look(self, folder: Path, progress: Progress) -> bool:
         """New steps may have come: the trial runner asks a few times a second."""
         steps = progress.lead_steps()
+        self._from_update = progress.update_ahead()
         if self._folder is None and len(steps) >= 2:
             # The job goes: hand it the arms, in blocks that suit its pace.
             self._block = block_length(progress.median_ms() or 1.0)
@@ -81,6 +104,9 @@ class Bench:
             self._on_answer(self._comparison.ask, results, time.monotonic() - self._asked_at)
         try:
             ask = next(self._search) if results is None else self._search.send(results)
+            while (known := self._answers.get(key_of(ask.arms))) is not None:
+                self._on_answer(ask, known, 0.0)
+                ask = self._search.send(known)
         except StopIteration:
             self.finished, self._comparison = True, None
             return
@@ -94,10 +120,17 @@ class Bench:
     def _write_arms(self) -> None:
         assert self._folder is not None
         assert self._comparison is not None
+        arms = [
+            (number, arm)
+            for number, arm in enumerate(self._comparison.ask.arms)
+            if number not in self._comparison.failed
+        ]
         document = {
             "generation": self._generation,
-            "arms": [[choice.order() for choice in arm] for arm in self._comparison.ask.arms],
+            "numbers": [number for number, _ in arms],
+            "arms": [[choice.order() for choice in arm] for _, arm in arms],
             "block_updates": self._block,
+            "from_update": self._from_update,
         }
         write_atomically(self._folder / ARMS_FILE, json.dumps(document).encode())
 
@@ -107,23 +140,29 @@ class Bench:
         assert comparison is not None
         if trial.outcome in ("ended", "stopped"):
             if self._folder is None or trial.updates < 2 * self._block:
-                self._fail_all(f"the job ends after {trial.updates} updates: too few to compare")
+                self._fail(comparison, f"the job ends after {trial.updates} updates: too few to compare")
             return
         last = [line.strip() for line in trial.said if line.strip()][-1:]
         words = {
-            "silent": "the job hung: no update for longer than the silence limit",
+            "silent": "the job hung: it made no update any more",
             "killed": f"the job was killed by signal {trial.signal}",
         }.get(trial.outcome, f"the job failed: {last[0][:200] if last else trial.exit_code}")
-        alone = [number for number in range(1, len(comparison.ask.arms)) if number not in comparison.failed]
-        if len(alone) == 1:
-            comparison.failed[alone[0]] = words
-            self._next(comparison.results(self._block))
+        guilty = self._arm_that_was_on(Path(trial.folder))
+        if guilty and guilty not in comparison.failed:
+            self._fail(comparison, words, only=guilty)
         else:
-            self._fail_all(words)
+            self._fail(comparison, words)
 
-    def _fail_all(self, words: str) -> None:
-        comparison = self._comparison
-        assert comparison is not None
-        for number in range(len(comparison.ask.arms)):
+    def _arm_that_was_on(self, folder: Path) -> int:
+        """The arm under which the job died; 0 where that was the base, or before any came on."""
+        with contextlib.suppress(OSError, ValueError):
+            generation, number = map(int, (folder / ARM_FILE).read_text().split())
+            return number if generation == self._generation else 0
+        return 0
+
+    def _fail(self, comparison: Comparison, words: str, only: int | None = None) -> None:
+        arms = range(len(comparison.ask.arms)) if only is None else (only,)
+        for number in arms:
             comparison.failed.setdefault(number, words)
-        self._next(comparison.results(self._block))
+        if len(comparison.failed) >= len(comparison.ask.arms) - 1:
+            self._next(comparison.results(self._block))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.analyze.steps import read_ranks
+from flatout.analyze.steps import loss_of, read_ranks
 from flatout.records.session import GUARD_FILE, RANKS_FOLDER
 from flatout.records.tuning import GuardEvidence
 
@@ -49,10 +49,7 @@ class GuardRun:
         if not ranks:
             return cls((), (), {}, "the run made no update")
         lead = ranks[0]
-        losses = tuple(
-            statistics.fmean(known) if (known := [v for v in step["losses"] if v is not None]) else None
-            for step in lead.steps
-        )
+        losses = tuple(loss_of(step) for step in lead.steps)
         updates: tuple[dict[str, Any], ...] = ()
         for place in sorted((folder / RANKS_FOLDER).glob(f"*-{lead.pid}/{GUARD_FILE}")):
             updates = tuple(json.loads(place.read_text())["updates"])

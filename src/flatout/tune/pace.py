@@ -35,7 +35,7 @@ def pace_in(trial: Trial, baseline: Pace) -> Pace | None:
     if profile.step_ms is None:
         return None
     pace = dataclasses.replace(pace_of(profile), unknown={})
-    faster = baseline.step_ms / pace.step_ms
+    faster = gain(baseline, pace)
     return dataclasses.replace(pace, mfu=baseline.mfu * faster if baseline.mfu is not None else None)
 
 

@@ -30,7 +30,33 @@ _SNIPPETS = {
     "garbage-collector": "gc.collect(); gc.freeze(); gc.set_threshold(50_000, 20, 50)  # before the loop",
     "debug-modes": "torch.autograd.set_detect_anomaly(False)",
     "loader": "DataLoader(..., {settings})",
+    "attention": (
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "# in place of scores, mask, softmax and their product with v; attn_mask=... if it is not causal"
+    ),
+    "sdpa-backend": (
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+        "order = [SDPBackend.{kernel}, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]\n"
+        "with sdpa_kernel(order, set_priority=True):  # around the model's call\n    ..."
+    ),
+    "cpu-threads": "torch.set_num_threads({threads})",
+    "allocator": "PYTORCH_ALLOC_CONF=expandable_segments:True python ...  # in the environment",
+    "batch-size": "{command}",
+    "device-prefetch": (
+        "def ahead(loader, device):  # for batch in ahead(loader, device): ... without .to(device)\n"
+        "    copies, coming = torch.cuda.Stream(), None\n"
+        "    for batch in itertools.chain(loader, [None]):\n"
+        "        with torch.cuda.stream(copies):\n"
+        "            moved = batch and [tensor.to(device, non_blocking=True) for tensor in batch]\n"
+        "        if coming is not None:\n"
+        "            yield coming\n"
+        "        torch.cuda.current_stream().wait_stream(copies)\n"
+        "        for tensor in moved or ():\n"
+        "            tensor.record_stream(torch.cuda.current_stream())\n"
+        "        coming = moved"
+    ),
 }
+_KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +163,18 @@ def _snippet(choice: Choice, device: str) -> str:
         device=kind,
         mode="" if mode == "default" else f', mode="{mode}"',
         settings=", ".join(f"{name}={value!r}" for name, value in choice.settings.items()),
+        threads=choice.settings.get("threads"),
+        kernel=_KERNELS.get(choice.settings.get("first", ""), ""),
+        command=_how_to_set_the_batch(choice),
     )
+
+
+def _how_to_set_the_batch(choice: Choice) -> str:
+    own = {name: value for name, value in choice.settings.items() if not name.startswith("_")}
+    name, value = next(iter(own.items()), ("", ""))
+    if name == "loader":
+        return f"DataLoader(..., batch_size={value})  # and see to the learning rate"
+    return f"{name} {value}  # on the command line; and see to the learning rate"
 
 
 def _moved(where: Where, before: str, after: str) -> Where:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,6 +40,9 @@ class Proof:
         self._draws = draws
         self._tell = on_progress
         self.unsafe: dict[str, str] = {}
+        # Of the runs as written: what they began with, and by how much their twins were changed.
+        self.pairing: dict[str, Any] = {}
+        self.roundoff = 0.0
 
     def prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
         """What may stay, and the evidence for it."""
@@ -49,6 +53,7 @@ class Proof:
         reference, *others, candidate = self._run(
             [("as written", (), 0.0, 0), *twins, ("plan", chosen, 0.0, 0)]
         )
+        self.pairing, self.roundoff = dict(reference.pairing), roundoff
         evidence = NOT_NEEDED
         for attempt in range(_ROUNDS):
             if attempt:
@@ -129,6 +134,8 @@ class Proof:
 def runs_at_once(baseline: Profile) -> int:
     """How many runs of the job fit side by side."""
     memory = baseline.memory
+    if len(baseline.ranks) > 1:  # launchers listen on a port, which only one of them can have
+        return 1
     if baseline.device is None or not baseline.device.startswith("cuda"):
         return 2
     if not memory.reserved_peak_bytes or not memory.device_total_bytes:

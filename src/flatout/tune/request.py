@@ -2,12 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from flatout.records.plan import Choice
+from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import ProfileRequest
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import Director, TrialPlan
+from flatout.tune.batching import BATCH_SIZE, loader_settings_of, with_batch_size
+from flatout.tune.bench import Answers
+
+Goal = Literal["throughput", "latency", "memory"]
 
 DEFAULT_SEED = 1234
 
@@ -21,6 +26,12 @@ class TuneRequest:
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
     job_steps: int | None = None
+    goal: Goal = "throughput"
+    max_memory_bytes: int | None = None
+    # Levers that change the training, and that the user wants nevertheless.
+    allow: frozenset[str] = frozenset()
+    # What an earlier search has answered.
+    answers: Answers = dataclasses.field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -39,7 +50,7 @@ class TuneRequest:
         """A trial of the job under some levers."""
         return TrialPlan(
             name=name,
-            command=self.job.command,
+            command=command_of(self.job.command, levers),
             stop=stop,
             order={**order_of(levers), "seed": self.seed, **order},
             startup_s=self.job.startup_s,
@@ -55,7 +66,17 @@ def order_of(levers: Sequence[Choice]) -> dict[str, Any]:
     for choice in levers:
         if choice.id == "loader":
             settings |= choice.settings
+        elif choice.id == BATCH_SIZE:
+            settings |= loader_settings_of(choice)
     return {
-        "levers": [choice.order() for choice in levers if choice.id != "loader"],
+        "levers": [choice.order() for choice in levers if choice.id not in ("loader", BATCH_SIZE)],
         "loader": settings,
     }
+
+
+def command_of(command: JobCommand, levers: Sequence[Choice]) -> JobCommand:
+    """The job's command line under these levers: an option of the script's own may be one of them."""
+    for choice in levers:
+        if choice.id == BATCH_SIZE:
+            command = with_batch_size(command, choice)
+    return command

@@ -1,16 +1,20 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.analyze.profile import Peaks, build_profile
-from flatout.analyze.steps import read_ranks
+from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.records.plan import Plan
-from flatout.records.running import JobRun
+from flatout.records.running import Continued, JobRun
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.command import JobCommand
 from flatout.runtime.running import Ending, run_to_the_end
+from flatout.tune.batching import BATCH_SIZE
+from flatout.tune.continuing import judge_first_steps
 from flatout.tune.facts import fingerprint
-from flatout.tune.request import order_of
+from flatout.tune.journal import SeenLosses, read_losses
+from flatout.tune.request import command_of, order_of
 
 JOB_FOLDER = "job"
 
@@ -27,12 +31,19 @@ def run_job(
     """Run it to its end."""
     place = folder / JOB_FOLDER
     ending = run_to_the_end(
-        command, place, order_of(plan.levers), output_to_stderr=output_to_stderr, environment=environment
+        command_of(command, plan.levers),
+        place,
+        {**order_of(plan.levers), "pair_updates": 1},
+        output_to_stderr=output_to_stderr,
+        environment=environment,
     )
-    return _job_run(plan, command, run, place, ending)
+    seen = read_losses(folder.parent / plan.run) if plan.run else None
+    return _job_run(plan, command, run, place, ending, seen)
 
 
-def _job_run(plan: Plan, command: JobCommand, run: str, place: Path, ending: Ending) -> JobRun:
+def _job_run(
+    plan: Plan, command: JobCommand, run: str, place: Path, ending: Ending, seen: SeenLosses | None
+) -> JobRun:
     ranks = read_ranks(place)
     about = ranks[0].about if ranks else {}
     told = about.get("levers") or {}
@@ -69,10 +80,22 @@ def _job_run(plan: Plan, command: JobCommand, run: str, place: Path, ending: End
         mfu=plan.mfu * samples_per_s / plan.samples_per_s
         if plan.mfu and plan.samples_per_s and samples_per_s
         else None,
+        guard=_continued(plan, ranks, seen),
         notes=tuple(plan.job.differences(now)),
         unknown={
+            **({"guard": "no step was seen"} if not ranks else {}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
         },
     )
+
+
+def _continued(plan: Plan, ranks: Sequence[RankSteps], seen: SeenLosses | None) -> Continued | None:
+    if not ranks:
+        return None
+    if any(choice.id == BATCH_SIZE for choice in plan.levers):
+        return Continued(verdict="unknown", steps=0, reason="another batch size is another training")
+    lead = ranks[0]
+    losses = [loss_of(step) for step in lead.steps]
+    return judge_first_steps(losses, seen, lead.about.get("pairing") or {})

@@ -87,13 +87,13 @@ class Finder:
                 continue
             reason = self._limits.refusal(lever.id) or lever.check(self._job)
             if reason:
-                self._conclude(Choice(id=lever.id), "skipped", reason)
+                self.conclude(Choice(id=lever.id), "skipped", reason)
                 continue
             for settings in lever.variants(self._job):
                 predicted = lever.predict(self._job, settings)
                 choice = Choice(id=lever.id, settings=settings, predicted_speedup=predicted)
                 if predicted < _CANNOT_MATTER:
-                    self._conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
+                    self.conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
                 else:
                     found.append(choice)
         return sorted(found, key=lambda choice: -(choice.predicted_speedup or 0.0))
@@ -106,7 +106,7 @@ class Finder:
         yield from self._together()
         for choice in later:
             if self._graphs_cannot_help(choice):
-                self._conclude(choice, "skipped", "the host keeps up: launches are not what holds the job up")
+                self.conclude(choice, "skipped", "the host keeps up: launches are not what holds the job up")
             else:
                 yield from self._on_top(choice)
         if any(choice.id == "compile" for choice in self.best):
@@ -131,7 +131,7 @@ class Finder:
         for choice in sorted(kept, key=lambda one: self.trials[_key(one)].measured_speedup or 0.0):
             slower = fastest.get(choice.id)
             if slower is not None:
-                self._conclude(slower, "rejected", f"{choice.words()} is faster")
+                self.conclude(slower, "rejected", f"{choice.words()} is faster")
             fastest[choice.id] = choice
         self.best = _ordered(fastest.values())
 
@@ -160,7 +160,7 @@ class Finder:
         # One at a time: two that replace each other must not both go.
         for _, left, reason in sorted(evicted, key=lambda one: one[0])[:1]:
             self.best = tuple(one for one in self.best if one is not left)
-            self._conclude(left, "rejected", reason, on_top_of=self.best)
+            self.conclude(left, "rejected", reason, on_top_of=self.best)
             self._evicted.append(left)
         if evicted and len(self.best) > 1:
             yield from self._together()
@@ -174,13 +174,13 @@ class Finder:
         results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
         result = results[1]
         if not self._pays_back(result, results[0]):
-            self._conclude(choice, "rejected", self._no_payback(result, results[0]), result, self.best)
+            self.conclude(choice, "rejected", self._no_payback(result, results[0]), result, self.best)
             return
         replaced = next((one for one in self.best if one.id == choice.id), None)
         if self._judge(choice, result, self.best):
             if replaced is not None:
                 reason = f"{choice.words()} is {result.speedup:.2f}x faster"
-                self._conclude(replaced, "rejected", reason, on_top_of=without)
+                self.conclude(replaced, "rejected", reason, on_top_of=without)
             self.best = arm
             if choice.id == "compile":
                 self.compile_s = result.compile_s
@@ -196,33 +196,50 @@ class Finder:
         if any(value is None for value in times):
             failed = next(result.failed for result in results if result.failed)
             self.ladder = []
-            self._conclude(self.best[-1], "failed", f"in the ladder: {failed}")
+            self.conclude(self.best[-1], "failed", f"in the ladder: {failed}")
             self.best = self.best[:-1]
             yield from self._climb()
             return
         known = [value for value in times if value is not None]
+        gains = [known[number] / known[number + 1] for number in range(len(self.best))]
+        worst = min(range(len(gains)), key=gains.__getitem__)
+        if gains[worst] < 1.0 and len(self.best) > 1 and self._has_time(()):
+            # On its rung it costs time. What comes after may need it: is the plan as fast without?
+            left = self.best[worst]
+            others = tuple(one for one in self.best if one is not left)
+            results = yield self._ask(self.best, others, what=f"without {left.words()}", threshold=1.0)
+            without = results[1].speedup
+            if without is not None and without > 1.0 - WORTH / 2:
+                self.best = others
+                reason = f"beside the others it gives {1 / without:.3f}x"
+                self.conclude(left, "rejected", reason, on_top_of=others)
+                yield from self._climb()
+                return
         self.ladder = [
             Rung(
                 lever=choice.words(),
                 step_ms=known[number + 1],
-                gain=known[number] / known[number + 1],
+                gain=gains[number],
                 speedup=known[0] / known[number + 1],
             )
             for number, choice in enumerate(self.best)
         ]
         for choice, rung in zip(self.best, self.ladder, strict=True):
             trial = self.trials[_key(choice)]
-            self.trials[_key(choice)] = msgspec.structs.replace(trial, measured_speedup=rung.gain)
+            # By turns with its neighbours in the plan: that counts, and the first comparison's interval not.
+            self.trials[_key(choice)] = msgspec.structs.replace(
+                trial, measured_speedup=rung.gain, low=None, high=None, reason=f"{rung.gain:.2f}x in the plan"
+            )
 
     # Conclusions
 
     def _judge(self, choice: Choice, result: ArmResult, base: Arm) -> bool:
         if result.failed:
-            self._conclude(choice, "failed", result.failed, result, base)
+            self.conclude(choice, "failed", result.failed, result, base)
             return False
         assert result.speedup is not None
         if result.is_faster(WORTH):
-            self._conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
+            self.conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
             return True
         if result.speedup < 1.0 - WORTH / 2 and (result.high or 1.0) < 1.0:
             reason = f"slower: {result.speedup:.3f}x"
@@ -230,10 +247,10 @@ class Finder:
             reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
         else:
             reason = f"{result.speedup:.3f}x, but it could be chance ({result.low:.3f} to {result.high:.3f})"
-        self._conclude(choice, "rejected", reason, result, base)
+        self.conclude(choice, "rejected", reason, result, base)
         return False
 
-    def _conclude(
+    def conclude(
         self,
         choice: Choice,
         verdict: Verdict,
@@ -241,6 +258,7 @@ class Finder:
         result: ArmResult | None = None,
         on_top_of: Arm = (),
     ) -> None:
+        """What became of a lever with some settings."""
         known = self.trials.get(_key(choice))
         self.trials[_key(choice)] = LeverTrial(
             lever=choice.id,
@@ -282,7 +300,7 @@ class Finder:
         if time.monotonic() < self._limits.deadline:
             return True
         for choice in choices:
-            self._conclude(choice, "skipped", "the time allowed was over")
+            self.conclude(choice, "skipped", "the time allowed was over")
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:

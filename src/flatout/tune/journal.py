@@ -1,0 +1,122 @@
+"""What tuning wrote down on its way: every comparison as it was answered, and the losses that it saw.
+
+comparisons.jsonl lets an interrupted search go on where it was; losses.json is what `flatout run` holds the
+first steps of the real job against.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from flatout.records.errors import CallerMistake
+from flatout.records.plan import Fingerprint
+from flatout.records.profile import Profile
+from flatout.records.tuning import GuardEvidence
+from flatout.tune.arms import ArmResult, Ask
+
+if TYPE_CHECKING:
+    from flatout.tune.proof import Proof
+
+COMPARISONS_FILE = "comparisons.jsonl"
+LOSSES_FILE = "losses.json"
+JOB_FILE = "tuned-job.json"
+# As far as `run` looks.
+FIRST_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeenLosses:
+    """Losses of the job as written, and of its perturbed twins, with the proof of what they began with."""
+
+    as_written: list[float | None]
+    twins: list[list[float | None]]
+    roundoff: float
+    pairing: dict[str, Any]
+
+
+class Journal:
+    """The files of one tuning."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, ask: Ask, results: Sequence[ArmResult], *, at_s: float, took_s: float) -> None:
+        """One comparison, as it was answered."""
+        entry = {
+            "at_s": at_s,
+            "took_s": took_s,
+            "what": ask.what,
+            "arms": [
+                {"levers": [choice.words() for choice in arm], **dataclasses.asdict(result)}
+                for arm, result in zip(ask.arms, results, strict=True)
+            ],
+        }
+        with (self._folder / COMPARISONS_FILE).open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
+    def write_losses(self, baseline: Profile, guard: GuardEvidence, proof: "Proof") -> None:
+        """What `run` needs to go on where the guard ended."""
+        if guard.verdict == "not needed" or not guard.curves:
+            return
+        twins = [curve for name, curve in guard.curves.items() if name.startswith("twin")]
+        seen = SeenLosses(
+            # The baseline's own run went on for longer than the guard's; both began alike.
+            as_written=list(baseline.losses[:FIRST_STEPS]),
+            twins=twins,
+            roundoff=proof.roundoff,
+            pairing=proof.pairing,
+        )
+        (self._folder / LOSSES_FILE).write_bytes(msgspec.json.encode(seen))
+
+
+def read_losses(folder: Path) -> SeenLosses | None:
+    """What tuning saw, or None where it is not here."""
+    try:
+        return msgspec.json.decode((folder / LOSSES_FILE).read_bytes(), type=SeenLosses)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_job(folder: Path, job: Fingerprint) -> None:
+    """Which job is tuned here, for whoever wants to go on."""
+    (folder / JOB_FILE).write_bytes(msgspec.json.encode(job))
+
+
+def read_answers(folder: Path, job: Fingerprint) -> dict[str, list[ArmResult]]:
+    """What an earlier tuning of the same job has answered, by what was compared."""
+    try:
+        earlier = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Fingerprint)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CallerMistake(
+            f"{folder.name} is no tuning that could be gone on with",
+            expected="a run of `flatout tune` that has begun to try levers",
+            remedy="flatout report   # lists the runs",
+        ) from error
+    differences = [
+        name
+        for name in ("script", "script_sha256", "arguments")
+        if getattr(earlier, name) != getattr(job, name)
+    ]
+    if differences:
+        raise CallerMistake(
+            f"{folder.name} tuned another job: its {' and '.join(differences)} differ",
+            expected="the same script with the same arguments",
+            remedy="leave --resume away, and begin anew",
+        )
+    answers: dict[str, list[ArmResult]] = {}
+    try:
+        lines = (folder / COMPARISONS_FILE).read_text().splitlines()
+    except OSError:
+        return answers
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            arms = [arm.pop("levers") for arm in entry["arms"]]
+            answers[json.dumps(arms)] = [msgspec.convert(arm, ArmResult) for arm in entry["arms"]]
+        except (ValueError, KeyError, msgspec.ValidationError):
+            continue  # the last line of a tuning that was killed may be half of one
+    return answers

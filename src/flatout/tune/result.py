@@ -1,0 +1,178 @@
+"""What tuning hands over, put together from what its stages found."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.levers.catalogue import BY_ID
+from flatout.records.plan import Choice, Plan
+from flatout.records.profile import Profile
+from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
+from flatout.records.words import memory_size
+from flatout.tune.batching import BATCH_SIZE
+from flatout.tune.calibration import record
+from flatout.tune.facts import fingerprint, places_below
+from flatout.tune.pace import faster, gain
+from flatout.tune.request import TuneRequest
+
+# Two measures of the same plan that differ by more than this are worth a word.
+_DISAGREE = 0.15
+_S_PER_HOUR = 3600
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """Everything that tuning hands over."""
+
+    tuning: Tuning
+    plan: Plan | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What the stages of a tuning found."""
+
+    baseline: Profile
+    as_written: Pace
+    about: Mapping[str, Any]
+    chosen: tuple[Choice, ...]
+    # The plan without a larger batch, and with it, each in a process of its own; None where there is none.
+    confirmed: Pace | None
+    with_batch: Pace | None
+    guard: GuardEvidence
+    ladder: Sequence[Rung]
+    trials: Sequence[LeverTrial]
+    compile_s: float
+    took_s: float
+    notes: tuple[str, ...]
+
+
+def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
+    """The document and the plan."""
+    as_written, chosen = stages.as_written, stages.chosen
+    notes = list(stages.notes)
+    best, speedup = as_written, 1.0
+    ladder: tuple[Rung, ...] = ()
+    if stages.confirmed is not None:
+        best, speedup, ladder = _best(stages, notes)
+    plan = _plan(request, run, stages, ladder, best, speedup) if chosen else None
+    saved_share = 1 - 1 / speedup
+    spent_s = stages.took_s + stages.compile_s
+    steps = round(spent_s / (saved_share * as_written.step_ms / 1000)) if speedup > 1 else None
+    gpus = len(stages.baseline.ranks) if (stages.baseline.device or "").startswith("cuda") else 0
+    no_gpu = {"gpu_hours": "the job trains on no GPU", "break_even_gpu_hours": "the job trains on no GPU"}
+    no_plan = {"plan": "nothing helped", "break_even_steps": "there is no plan"}
+    tuning = Tuning(
+        run=run,
+        command=request.job.command.words,
+        typed=request.job.command.typed() if request.job.command.given else "",
+        device=stages.baseline.device_name or stages.baseline.device or "cpu",
+        goal=request.goal,
+        baseline=as_written,
+        best=best,
+        speedup=speedup,
+        trials=tuple(stages.trials),
+        ladder=ladder,
+        guard=stages.guard,
+        tune_seconds=stages.took_s,
+        summary=_summary(request, stages, best, speedup),
+        break_even_steps=steps,
+        gpu_hours=gpus * stages.took_s / _S_PER_HOUR if gpus else None,
+        break_even_gpu_hours=gpus * spent_s / saved_share / _S_PER_HOUR if gpus and speedup > 1 else None,
+        compile_seconds=stages.compile_s or None,
+        calibration=record(stages.trials, run, stages.baseline.device_name or ""),
+        notes=tuple(notes),
+        unknown={
+            **({} if chosen else no_plan),
+            **({} if gpus else no_gpu),
+            **({} if stages.compile_s else {"compile_seconds": "nothing was compiled"}),
+        },
+    )
+    return Found(tuning=tuning, plan=plan)
+
+
+def _plan(
+    request: TuneRequest, run: str, stages: Stages, ladder: Sequence[Rung], best: Pace, speedup: float
+) -> Plan:
+    habits = stages.about.get("habits") or {}
+    return Plan(
+        job=fingerprint(request.job.command, stages.baseline, stages.about),
+        levers=tuple(_told(choice, ladder) for choice in stages.chosen),
+        where=places_below(Path.cwd(), habits.get("where") or {}),
+        run=run,
+        baseline_samples_per_s=stages.as_written.samples_per_s,
+        samples_per_s=best.samples_per_s,
+        speedup=speedup,
+        mfu=best.mfu,
+    )
+
+
+def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ...]]:
+    """By turns in one run is the better measure: the machine's moods cancel. Else what was confirmed."""
+    as_written, confirmed = stages.as_written, stages.confirmed
+    assert confirmed is not None
+    alone = gain(as_written, confirmed)
+    same_batch = [choice for choice in stages.chosen if choice.id != BATCH_SIZE]
+    ladder = _whole_ladder(stages.ladder, same_batch, as_written)
+    best, speedup = confirmed, alone
+    if [rung.lever for rung in ladder] != [choice.words() for choice in same_batch]:
+        ladder = ()  # the guard took a rung out, and the others were measured with it
+    elif ladder:
+        speedup = ladder[-1].speedup
+        best = faster(as_written, speedup, confirmed)
+        if abs(alone / speedup - 1) > _DISAGREE:
+            notes.append(
+                f"in a process of its own the plan was {alone:.2f}x as fast as the script; "
+                f"by turns in one process {speedup:.2f}x, which is what counts"
+            )
+    if stages.with_batch is not None:
+        more = gain(confirmed, stages.with_batch)
+        speedup *= more
+        name = next(choice.words() for choice in stages.chosen if choice.id == BATCH_SIZE)
+        if ladder or not same_batch:
+            # A step of the old size, at the new pace: so that one rung can be held against the other.
+            rung = Rung(lever=name, step_ms=as_written.step_ms / speedup, gain=more, speedup=speedup)
+            ladder = (*ladder, rung)
+        as_measured = stages.with_batch
+        best = dataclasses.replace(
+            faster(as_written, speedup, as_measured), step_ms=as_measured.step_ms, unknown={}
+        )
+    return best, speedup, ladder
+
+
+def _whole_ladder(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: Pace) -> tuple[Rung, ...]:
+    """Every rung from the baseline up. The loader was measured in runs of its own: its rung is the lowest."""
+    loader = next((choice for choice in chosen if choice.id == "loader"), None)
+    by = loader.measured_speedup if loader is not None and loader.measured_speedup is not None else 1.0
+    whole = [dataclasses.replace(rung, speedup=rung.speedup * by) for rung in ladder]
+    if loader is not None and loader.measured_speedup is not None:
+        whole.insert(0, Rung(lever=loader.words(), step_ms=0.0, gain=by, speedup=by))
+    # Times as of the baseline's own run: ratios are what was measured by turns.
+    return tuple(dataclasses.replace(rung, step_ms=as_written.step_ms / rung.speedup) for rung in whole)
+
+
+def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:
+    """A lever of the plan, with what it gave and why it is there."""
+    gains = {rung.lever: rung.gain for rung in ladder}
+    return dataclasses.replace(
+        choice,
+        measured_speedup=gains.get(choice.words(), choice.measured_speedup),
+        reason=choice.reason or BY_ID[choice.id].title,
+    )
+
+
+def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -> str:
+    trials = stages.trials
+    levers = ", ".join(choice.words() for choice in stages.chosen)
+    if stages.chosen and request.goal == "memory" and best.peak_bytes and stages.as_written.peak_bytes:
+        before, after = stages.as_written.peak_bytes, best.peak_bytes
+        less = f"{memory_size(before)} -> {memory_size(after)} with {levers}"
+        return f"{1 - after / before:.0%} less memory, {less}; {speedup:.2f}x as fast"
+    if stages.chosen:
+        return f"{speedup:.2f}x faster with {levers}"
+    tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]
+    if tried:
+        return f"nothing to gain: {len(tried)} levers were tried, none of which made the job faster"
+    reasons = [f"{trial.lever}: {trial.reason}" for trial in trials if trial.verdict == "skipped"]
+    return f"nothing to gain: no lever applies ({'; '.join(reasons)})"
