@@ -56,6 +56,8 @@ class Place:
     temporary: Path
     cache: Path
     token: str
+    # For one command.
+    timeout_s: float = 110
 
     def script(self, text: str, name: str = "train.py") -> str:
         (self.work / name).write_text(text)
@@ -90,7 +92,7 @@ class Place:
             stdin=subprocess.DEVNULL,
             cwd=self.work,
             env=self.environment(**environment),
-            timeout=110,
+            timeout=self.timeout_s,
         )
         assert processes_with(self.token) == {}
         assert list(self.temporary.iterdir()) == []

@@ -177,7 +177,8 @@ class _Attempt:
             now = time.monotonic()
             if progress.first_update is not None:
                 patience = plan.director.silence_s if directed and plan.director is not None else None
-                allowed = max(patience or plan.silence_s, 20 * (progress.median_ms() or 0) / 1000)
+                silence_s = min(plan.silence_s, patience or plan.silence_s)
+                allowed = max(silence_s, 20 * (progress.median_ms() or 0) / 1000)
                 if now - progress.last_news > allowed:
                     return True
             if progress.asked_to_stop:

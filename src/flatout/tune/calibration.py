@@ -46,7 +46,8 @@ def reliability(path: Path) -> dict[str, Reliability]:
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
             entry = json.loads(line)
-            ratios.setdefault(str(entry["lever"]), []).append(entry["measured"] / entry["predicted"])
+            ratio = entry["measured"] / entry["predicted"]
+            ratios.setdefault(str(entry["lever"]), []).append(ratio)
     return {
         name: Reliability(
             trials=len(values),

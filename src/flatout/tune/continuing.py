@@ -69,7 +69,8 @@ def _beyond_the_twins(first: Losses, seen: SeenLosses, known: int, apart: float)
     if expected_rms <= allowed:
         return None
     reason = (
-        f"steps {known + 1} to {last} are {expected_rms:.3g} from those as written; {allowed:.3g} is expected"
+        f"losses of steps {known + 1} to {last} are {expected_rms:.3g} from those as written; "
+        f"rounding explains {allowed:.3g}"
     )
     return Continued(verdict="left", steps=last, paired=True, reason=reason)
 

@@ -159,7 +159,12 @@ class _Tuner:
         if reason:
             return None, LeverTrial(lever="loader", safety=kind.safety, verdict="skipped", reason=reason)
         predicted = kind.predict(job, {})
-        request = dataclasses.replace(self._request.job, seed=self._request.seed, order=order_of(levers))
+        request = dataclasses.replace(
+            self._request.job,
+            seed=self._request.seed,
+            seconds=self._measured.most_seconds,
+            order=order_of(levers),
+        )
         counts = _worker_counts(profile)
         swept = sweep_loader(request, profile, self._folder, self._tell, counts).loader_sweep
         assert swept is not None
