@@ -1,23 +1,41 @@
 """Flatout makes PyTorch jobs run at what the GPU can do, and keeps them from running out of memory.
 
-with flatout.observe():      # in a notebook or a library: what these training steps cost
+with flatout.observe():                                    # what these training steps cost
     train(model)
+
+found = flatout.tune(build)                                # the closed loop, from Python
+model, optimizer, loader = flatout.apply("flatout.toml", model, optimizer, loader)
+
+for batch in flatout.prefetch(loader, "cuda"):             # the next batch travels meanwhile
+    ...
+flatout.loader_settings(data_set, batch_size=32).settings  # how many workers, by trying
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flatout.records.version import __version__
 
 if TYPE_CHECKING:
+    from flatout.entry.applying import apply
+    from flatout.entry.loading import loader_settings, prefetch
     from flatout.entry.observe import observe
+    from flatout.entry.tuning import tune
 
-__all__ = ["__version__", "observe"]
+__all__ = ["__version__", "apply", "loader_settings", "observe", "prefetch", "tune"]
+
+_ROOMS = {
+    "apply": "applying",
+    "loader_settings": "loading",
+    "observe": "observe",
+    "prefetch": "loading",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when used: `import flatout` reads nothing and loads no torch.
-    if name == "observe":
-        from flatout.entry.observe import observe
-
-        return observe
+    if name == "tune":  # a room, too, which answers to a call
+        return importlib.import_module("flatout.tune")
+    if name in _ROOMS:
+        return getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'flatout' has no attribute {name!r}")

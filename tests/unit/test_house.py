@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_public_surface_is_what_we_meant() -> None:
-    assert flatout.__all__ == ["__version__", "observe"]
+    public = ["__version__", "apply", "loader_settings", "observe", "prefetch", "tune"]
+    assert flatout.__all__ == public
+    assert all(callable(getattr(flatout, name)) for name in public[1:])
 
 
 def test_every_room_is_described_in_the_architecture() -> None:

@@ -132,14 +132,11 @@ def command(
       flatout tune --resume latest train.py
       flatout tune --json train.py | jq .speedup
     """
-    import dataclasses
-
     from flatout.levers.catalogue import BY_ID
-    from flatout.records.atomic import write_atomically
     from flatout.records.errors import EXIT_DONE, UnknownName
     from flatout.report.tuning import draw_tuning
     from flatout.report.tuning_page import tuning_page
-    from flatout.tune.patching import as_text
+    from flatout.tune.keeping import keep
     from flatout.tune.request import TuneRequest
     from flatout.tune.tuning import tune_job
 
@@ -162,23 +159,9 @@ def command(
         job_steps=job_steps,
         answers=_answers(resume, job_request.command) if resume else {},
     )
-    text = ""
     with new_run(output, "tune") as folder, output.progress("starting the script") as progress:
         found = tune_job(request, folder.manifest.id, folder.path, progress)
-        tuning = found.tuning
-        made: dict[str, str] = {}
-        if found.plan is not None:
-            found.plan.write(Path(plan_path))
-            made["plan"] = plan_path
-            text = as_text(found.plan, Path.cwd())
-            if text:
-                made["patch"] = str(folder.path / "flatout.patch")
-                Path(made["patch"]).write_text(text)
-        made["report"] = str(folder.path / "report.html")
-        unknown = {name: why for name, why in tuning.unknown.items() if name not in made}
-        tuning = dataclasses.replace(tuning, unknown=unknown, **made)  # type: ignore[arg-type]
-        write_atomically(Path(made["report"]), tuning_page(tuning).encode("utf-8", "replace"))
-        folder.write("tune", 1, tuning)
+        tuning, text = keep(found, folder, Path(plan_path), tuning_page)
     if output.as_json:
         output.document("tune", 1, tuning)
     else:

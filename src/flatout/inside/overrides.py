@@ -80,11 +80,19 @@ class LoaderOverride:
         if self._wanted.get("num_workers") == 0 and given.get("timeout"):
             return "it waits with a timeout, which needs workers"
         if workers > given.get("num_workers", 0):
-            if _is_iterable(data_set) and not _asks_for_worker_info(data_set):
-                return "an iterable data set that never asks get_worker_info would yield everything twice"
-            if _holds_device_tensors(data_set):
-                return "the data set holds tensors on a GPU, which workers cannot share"
+            return refusal_of_workers(data_set, workers, given.get("num_workers", 0))
         return ""
+
+
+def refusal_of_workers(data_set: Any, workers: int, now: int) -> str:
+    """Why a data set must not have more workers than now, or nothing."""
+    if workers <= now:
+        return ""
+    if _is_iterable(data_set) and not _asks_for_worker_info(data_set):
+        return "an iterable data set that never asks get_worker_info would yield everything twice"
+    if _holds_device_tensors(data_set):
+        return "the data set holds tensors on a GPU, which workers cannot share"
+    return ""
 
 
 def _is_iterable(data_set: Any) -> bool:

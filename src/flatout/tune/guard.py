@@ -99,9 +99,8 @@ def judge(
         return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
     if not paired:
         return _weakly(reference, candidate, curves)
-    if exact and _known(reference.losses) == _known(candidate.losses):
-        reason = "losses are the same, bit for bit"
-        return GuardEvidence(verdict="same", paired=True, reason=reason, curves=curves)
+    if exact and (same := bit_for_bit(reference, candidate)) is not None:
+        return dataclasses.replace(same, curves=curves)
     same_state, problem = _same_state(reference, twins, candidate, roundoff)
     trajectory, drift = judge_trajectory(
         reference.losses, [twin.losses for twin in twins], candidate.losses, roundoff
@@ -116,6 +115,17 @@ def judge(
         trajectory=trajectory,
         curves=curves,
     )
+
+
+def bit_for_bit(reference: GuardRun, candidate: GuardRun) -> GuardEvidence | None:
+    """The evidence where both began alike and every loss is the same; None where that is not so."""
+    if reference.failed or candidate.failed or not is_paired(reference, candidate):
+        return None
+    if _known(reference.losses) != _known(candidate.losses) or not _known(reference.losses):
+        return None
+    curves = {"as written": list(reference.losses), "plan": list(candidate.losses)}
+    reason = "losses are the same, bit for bit"
+    return GuardEvidence(verdict="same", paired=True, reason=reason, curves=curves)
 
 
 # Part one: the same state

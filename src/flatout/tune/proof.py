@@ -13,7 +13,7 @@ from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import OnProgress, run_trial
-from flatout.tune.guard import GuardRun, judge
+from flatout.tune.guard import GuardRun, bit_for_bit, judge
 from flatout.tune.request import TuneRequest
 
 STEPS = 30
@@ -50,9 +50,17 @@ class Proof:
             return (), NOT_NEEDED
         roundoff = max(BY_ID[choice.id].roundoff for choice in chosen)
         twins: list[Run] = [(f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)]
-        reference, *others, candidate = self._run(
-            [("as written", (), 0.0, 0), *twins, ("plan", chosen, 0.0, 0)]
-        )
+        as_written: Run = ("as written", (), 0.0, 0)
+        if {BY_ID[choice.id].safety for choice in chosen} == {"exact"}:
+            # What is the same bit for bit needs no measure of rounding.
+            reference, candidate = self._run([as_written, ("plan", chosen, 0.0, 0)])
+            self.pairing, self.roundoff = dict(reference.pairing), roundoff
+            same = bit_for_bit(reference, candidate)
+            if same is not None:
+                return chosen, same
+            others = self._run(twins)
+        else:
+            reference, *others, candidate = self._run([as_written, *twins, ("plan", chosen, 0.0, 0)])
         self.pairing, self.roundoff = dict(reference.pairing), roundoff
         evidence = NOT_NEEDED
         for attempt in range(_ROUNDS):

@@ -1,0 +1,83 @@
+"""`flatout.tune`: the closed loop from Python, for training that is a function and no script."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flatout.records.errors import CallerMistake
+from flatout.records.index import RunIndex
+from flatout.records.places import PROJECT_FOLDER
+from flatout.records.runs import RunFolder
+from flatout.records.tuning import Tuning
+from flatout.report.tuning_page import tuning_page
+from flatout.runtime.command import JobCommand
+from flatout.runtime.profiling import ProfileRequest
+from flatout.tune.keeping import keep
+from flatout.tune.request import Goal, TuneRequest
+from flatout.tune.tuning import tune_job
+
+
+def tune(
+    build: Callable[[], tuple[Any, Any, Iterable[Any], Callable[[Any, Any], Any]]],
+    *,
+    budget_s: float = 300.0,
+    goal: Goal = "throughput",
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+    plan: str | Path = "flatout.toml",
+    on_progress: Callable[[str, int, int], None] = lambda _text, _done, _total: None,
+) -> Tuning:
+    """Tune training that `build` sets up; writes a plan, and returns what `flatout tune --json` prints.
+
+        def build():
+            model = Model().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            loader = DataLoader(data_set, batch_size=32)
+            return model, optimizer, loader, lambda model, batch: model(batch[0].cuda()).mean()
+
+        found = flatout.tune(build)
+        model, optimizer, loader = flatout.apply(found.plan, model, optimizer, loader)
+
+    `build` returns the model, its optimizer, its loader, and a function from model and batch to the loss. It
+    runs in processes of its own, again and again, so it must be importable: a function at the top of a module
+    or script. A script needs the usual `if __name__ == "__main__":` around what it does.
+    """
+    module, name, path = _where(build)
+    command = (sys.executable, "-m", "flatout.entry.training", path or module, name)
+    job = ProfileRequest(
+        command=JobCommand(command, own_python=True, given=command),
+        environment={"PYTHONPATH": ":".join(folder for folder in sys.path if folder)},
+    )
+    request = TuneRequest(job=job, budget_s=budget_s, goal=goal, only=frozenset(only), skip=frozenset(skip))
+    root = Path(PROJECT_FOLDER)
+    folder = RunFolder.create(root, command="tune", arguments=(f"{module}:{name}",))
+    try:
+        with folder.writing():
+            found = tune_job(request, folder.manifest.id, folder.path, on_progress)
+            tuning, _ = keep(found, folder, Path(plan), tuning_page)
+    finally:
+        RunIndex(root, notice=lambda _text: None).add(folder.manifest)
+    return tuning
+
+
+def _where(build: Any) -> tuple[str, str, str]:
+    """Module and name under which another process finds it; the file where the module is a script."""
+    module, name = getattr(build, "__module__", ""), getattr(build, "__qualname__", "")
+    if not inspect.isfunction(build) or "<" in name or "." in name or not module:
+        raise CallerMistake(
+            f"{build!r} cannot be found by another process",
+            expected="a function at the top of a module or script",
+            remedy="move it there; what it needs, it can read from arguments or the environment",
+        )
+    if module != "__main__":
+        return module, name, ""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise CallerMistake(
+            f"{name} was typed into a notebook or a prompt: no other process can find it",
+            expected="a function in a file",
+            remedy="write it into a module beside the notebook, and import it",
+        )
+    return module, name, str(Path(file).resolve())
