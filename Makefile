@@ -12,9 +12,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## what is this machine, and what can it really do?
-	$(BIN)/flatout doctor || test $$? -eq 1
-	$(BIN)/flatout limits
+demo: $(READY)  ## tunes an example, and ends with the picture
+	@$(BIN)/python -m scripts.demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
