@@ -37,6 +37,16 @@ def load(path: str) -> Any:
     return module
 
 
+def fused_attention(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """What examples/gpt.py writes out, as one call."""
+    batch, length, width = x.shape
+    q, k, v = self.qkv(x).split(width, dim=2)
+    q, k, v = (one.view(batch, length, self.heads, -1).transpose(1, 2) for one in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out: torch.Tensor = self.out(y.transpose(1, 2).contiguous().view(batch, length, width))
+    return out
+
+
 def batches(loader: "DataLoader[Any]") -> Iterator[Any]:
     """For ever."""
     while True:
@@ -49,7 +59,7 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("--size", choices=SIZES, default="124m")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--levers", default="", help="of tf32, bf16, fused, compile=MODE")
+    parser.add_argument("--levers", default="", help="of tf32, bf16, fused, attention, compile=MODE")
     parser.add_argument("--seconds", type=float, default=15.0)
     chosen = parser.parse_args()
     levers = dict(word.partition("=")[::2] for word in chosen.levers.split(",") if word)
@@ -60,6 +70,8 @@ def main() -> None:
         torch.backends.cudnn.allow_tf32 = True
     example, size = load(chosen.script), SIZES[chosen.size]
     data = example.RandomText(chosen.batch * 64, size["length"], size["vocabulary"])
+    if "attention" in levers:
+        example.Attention.forward = fused_attention
     model = example.GPT(**size).to(device)
     fused = {"fused": True} if "fused" in levers else {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, **fused)
@@ -69,8 +81,8 @@ def main() -> None:
     began = None
     source = batches(DataLoader(data, batch_size=chosen.batch, shuffle=True))
     last = time.perf_counter()
-    for number, (inputs, targets) in enumerate(source):
-        inputs, targets = inputs.to(device), targets.to(device)
+    for number, (from_inputs, from_targets) in enumerate(source):
+        inputs, targets = from_inputs.to(device), from_targets.to(device)
         with autocast:
             logits = step_model(inputs)
             loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))

@@ -11,6 +11,7 @@ temperature of the GPU are noted before and after.
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,70 +20,82 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write
-from flatout.hardware.machine import default_sources
+from flatout.records.device import DeviceSample
+from flatout.runtime.samples import DeviceSampler
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
-# Words after `flatout tune`; {scripts} is where scripts of others lie. The folder is where they are run.
-CASES: dict[str, dict[str, Any]] = {
+# What follows `flatout tune`, in the folder where it is run; scripts of others lie where --scripts says.
+CASES: dict[str, dict[str, str]] = {
     "tiny": {
-        "words": [str(EXAMPLES / "gpt.py"), "--layers", "2", "--width", "64", "--heads", "4"]
-        + ["--length", "64", "--vocabulary", "1000", "--steps", "100000"],
-        "options": ["--budget", "20s"],
-        "by_hand": [str(EXAMPLES / "gpt.py"), "--size", "tiny"],
+        "words": f"{EXAMPLES}/gpt.py --layers 2 --width 64 --heads 4 --length 64 --vocabulary 1000",
+        "options": "--budget 20s",
+        "by_hand": f"{EXAMPLES}/gpt.py --size tiny",
+        "steps": "--steps",
     },
     "gpt-124m": {
-        "words": [str(EXAMPLES / "gpt.py"), "--steps", "100000"],
-        "by_hand": [str(EXAMPLES / "gpt.py")],
+        "words": f"{EXAMPLES}/gpt.py",
+        "by_hand": f"{EXAMPLES}/gpt.py",
+        "steps": "--steps",
     },
     "gpt-124m-sdpa": {
-        "words": [str(EXAMPLES / "gpt_sdpa.py"), "--size", "124m", "--steps", "100000"],
-        "by_hand": [str(EXAMPLES / "gpt_sdpa.py")],
+        "words": f"{EXAMPLES}/gpt_sdpa.py --size 124m",
+        "by_hand": f"{EXAMPLES}/gpt_sdpa.py",
+        "steps": "--steps",
     },
     "gpt-1.3b": {
-        "words": [str(EXAMPLES / "gpt_sdpa.py"), "--size", "1.3b", "--batch-size", "2", "--steps", "100000"],
-        "by_hand": [str(EXAMPLES / "gpt_sdpa.py"), "--size", "1.3b", "--batch", "2"],
+        "words": f"{EXAMPLES}/gpt_sdpa.py --size 1.3b --batch-size 2",
+        "by_hand": f"{EXAMPLES}/gpt_sdpa.py --size 1.3b --batch 2",
+        "steps": "--steps",
     },
     "gpt-1.3b-larger-batch": {
-        "words": [str(EXAMPLES / "gpt_sdpa.py"), "--size", "1.3b", "--batch-size", "2", "--steps", "100000"],
-        "options": ["--allow", "batch-size"],
+        "words": f"{EXAMPLES}/gpt_sdpa.py --size 1.3b --batch-size 2",
+        "options": "--allow batch-size",
+        "steps": "--steps",
     },
     "images": {
-        "words": [str(EXAMPLES / "images.py"), "--steps", "100000"],
-        "options": ["--allow", "batch-size"],
+        "words": f"{EXAMPLES}/images.py",
+        "options": "--allow batch-size",
+        "steps": "--steps",
     },
     "chargpt-mini": {
         "folder": "minGPT/projects/chargpt",
-        "words": ["chargpt.py", "--trainer.max_iters=1000000"],
+        "words": "chargpt.py --trainer.max_iters=1000000",
         "python_path": "minGPT",
     },
     "chargpt-gpt2": {
         "folder": "minGPT/projects/chargpt",
-        "words": ["chargpt.py", "--model.model_type=gpt2", "--data.block_size=1024"]
-        + ["--trainer.batch_size=16", "--trainer.max_iters=1000000"],
+        "words": "chargpt.py --model.model_type=gpt2 --data.block_size=1024 --trainer.batch_size=16"
+        " --trainer.max_iters=1000000",
         "python_path": "minGPT",
     },
     "imagenet": {
         "folder": "examples/imagenet",
-        "words": ["main.py", "--dummy", "-a", "resnet50", "-b", "256", "--epochs", "1000", "--gpu", "0"],
+        "words": "main.py --dummy -a resnet50 -b 256 --epochs 1000 --gpu 0",
     },
     "nanogpt": {
         "folder": "nanoGPT",
-        "words": ["train.py", "config/train_shakespeare_char.py", "--max_iters=1000000"],
+        "words": "train.py config/train_shakespeare_char.py --max_iters=1000000",
     },
 }
-_LEVERS = {"tf32": "tf32", "bf16": "bf16", "fused-optimizer": "fused"}
+# More than any tuning takes.
+MANY = "1000000"
+KEPT = (
+    *("baseline", "best", "speedup", "ladder", "trials", "guard", "notes", "summary"),
+    *("tune_seconds", "break_even_steps", "compile_seconds", "gpu_hours", "break_even_gpu_hours"),
+)
+_LEVERS = {"tf32": "tf32", "bf16": "bf16", "fused-optimizer": "fused", "attention": "attention"}
 
 
-def clocks() -> list[dict[str, Any]]:
-    """What the GPUs are doing just now."""
-    found = []
-    for source in default_sources():
-        for device in source.discover().devices:
-            sample = source.sample(device) if hasattr(source, "sample") else None
-            found.append({"name": device.name, "sample": str(sample) if sample is not None else None})
-    return found
+def clocks(samples: list[DeviceSample]) -> dict[str, Any]:
+    """What the GPU did meanwhile: clocks, power and temperature, lowest, middle and highest."""
+    found: dict[str, Any] = {"samples": len(samples)}
+    for name in ("clock_compute_hz", "clock_memory_hz", "power_draw_mw", "temperature_c"):
+        values = sorted(v for one in samples if (v := getattr(one, name, None)) is not None)
+        found[name] = [values[0], values[len(values) // 2], values[-1]] if values else None
+    reasons = {reason for one in samples for reason in getattr(one, "throttle_reasons", None) or ()}
+    return {**found, "throttle_reasons": sorted(map(str, reasons))}
 
 
 def flatout(words: list[str], folder: Path, python_path: str) -> "subprocess.CompletedProcess[str]":
@@ -124,52 +137,44 @@ def levers_by_hand(tuned: dict[str, Any]) -> str:
     return ",".join(words)
 
 
+def _short(word: str) -> str:
+    """Where a file lies on this machine is nobody's business."""
+    return word.replace(f"{ROOT}/", "")
+
+
 def run_case(name: str, scripts: Path, turns: int, seconds: float) -> dict[str, Any]:
     """Tune, then run and compare."""
     case = CASES[name]
+    words, steps = shlex.split(case["words"]), case.get("steps")
     with tempfile.TemporaryDirectory() as temporary:
         folder = scripts / case["folder"] if "folder" in case else Path(temporary)
         python_path = str(scripts / case["python_path"]) if "python_path" in case else ""
         plan = str(Path(temporary) / "flatout.toml")
-        before, began = clocks(), time.monotonic()
-        done = flatout(
-            ["tune", "--json", "--plan", plan, *case.get("options", ()), *case["words"]], folder, python_path
-        )
+        began = time.monotonic()
+        options = ["--json", "--plan", plan, *shlex.split(case.get("options", ""))]
+        done = flatout(["tune", *options, *words, *([steps, MANY] if steps else [])], folder, python_path)
         took_s = time.monotonic() - began
-        result: dict[str, Any] = {"case": name, "words": case["words"], "clocks": [before], "took_s": took_s}
+        result: dict[str, Any] = {"case": name, "words": [_short(word) for word in words], "took_s": took_s}
         try:
             tuned = json.loads(done.stdout)
         except ValueError:
             return {**result, "failed": (done.stderr or done.stdout)[-2000:]}
-        kept = (
-            "baseline",
-            "best",
-            "speedup",
-            "ladder",
-            "trials",
-            "guard",
-            "notes",
-            "summary",
-            "tune_seconds",
-        )
-        result |= {key: tuned.get(key) for key in (*kept, "break_even_steps", "compile_seconds", "gpu_hours")}
+        result |= {key: tuned.get(key) for key in KEPT}
         result["guard"].pop("curves", None)
         print(f"{name}: {tuned['summary']}; {took_s:.0f} s", flush=True)
-        if "by_hand" in case and tuned["plan"]:
+        if "by_hand" in case and tuned["plan"] and steps:
             levers = levers_by_hand(tuned)
             result["by_hand"] = {"levers": levers, "turns": []}
-            steps = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
-            words = [*case["words"][:-1], steps]
+            count = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
             for _ in range(turns):
-                hand = by_hand(case["by_hand"], levers, seconds)
-                ours = flatout(["run", "--json", "--plan", plan, *words], folder, python_path)
+                hand = by_hand(shlex.split(case["by_hand"]), levers, seconds)
+                ours = flatout(["run", "--json", "--plan", plan, *words, steps, count], folder, python_path)
                 try:
                     figures = json.loads(ours.stdout)
                 except ValueError:
                     figures = {"failed": ours.stderr[-500:]}
                 result["by_hand"]["turns"].append({"by_hand": hand, "flatout_run": figures})
                 print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
-        result["clocks"].append(clocks())
         return result
 
 
@@ -183,7 +188,9 @@ def main() -> None:
     parser.add_argument("--out", help="a folder for the result files")
     chosen = parser.parse_args()
     for name in chosen.cases:
-        result = run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds)
+        with DeviceSampler() as sampler:
+            result = run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds)
+        result["device"] = clocks(sampler.samples)
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
         write(f"tuning-{name}", result, out)
 

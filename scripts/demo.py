@@ -4,6 +4,7 @@ On a GPU the example as it is; without one a small version of it, in two or thre
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +13,7 @@ from flatout.hardware.machine import default_sources
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".demo"
-SMALL = [
-    "--layers",
-    "2",
-    "--width",
-    "64",
-    "--heads",
-    "4",
-    "--length",
-    "256",
-    "--vocabulary",
-    "1000",
-    "--batch",
-    "4",
-]
+SMALL = "--layers 2 --width 64 --heads 4 --length 256 --vocabulary 1000"
 
 
 def main() -> int:
@@ -35,7 +23,15 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     script = os.path.relpath(ROOT / "examples" / "gpt.py", FOLDER)
     budget = "3m" if has_gpu else "40s"
-    words = ["tune", "--budget", budget, script, *([] if has_gpu else SMALL), "--steps", "100000"]
+    words = [
+        "tune",
+        "--budget",
+        budget,
+        script,
+        *([] if has_gpu else shlex.split(SMALL)),
+        "--steps",
+        "100000",
+    ]
     print(f"cd {FOLDER.name} && flatout {' '.join(words)}\n", flush=True)
     return subprocess.run([sys.executable, "-m", "flatout", *words], cwd=FOLDER, check=False).returncode
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
+from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import GuardRun, bit_for_bit, judge
 from flatout.tune.request import TuneRequest
@@ -31,11 +33,18 @@ class Proof:
     """Shows that a plan learns the same, or takes out of it what does not."""
 
     def __init__(
-        self, request: TuneRequest, folder: Path, baseline: Profile, *, draws: bool, on_progress: OnProgress
+        self,
+        request: TuneRequest,
+        folder: Path,
+        baseline: Profile,
+        *,
+        draws: bool,
+        threads: int,
+        on_progress: OnProgress,
     ) -> None:
         self._request = request
         self._folder = folder
-        self._at_once = runs_at_once(baseline)
+        self._at_once = runs_at_once(baseline, threads)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
         self._draws = draws
         self._tell = on_progress
@@ -139,13 +148,14 @@ class Proof:
             return list(pool.map(one, enumerate(runs, start=first)))
 
 
-def runs_at_once(baseline: Profile) -> int:
-    """How many runs of the job fit side by side."""
+def runs_at_once(baseline: Profile, threads: int) -> int:
+    """How many runs of the job, each with so many threads, fit side by side."""
     memory = baseline.memory
     if len(baseline.ranks) > 1:  # launchers listen on a port, which only one of them can have
         return 1
     if baseline.device is None or not baseline.device.startswith("cuda"):
-        return 2
+        # Threads that share a core wait for each other at every operation: thirty times slower was seen.
+        return max(1, cores_allowed(read_host(places=())) // max(1, threads))
     if not memory.reserved_peak_bytes or not memory.device_total_bytes:
         return 1
     room = 0.85 * memory.device_total_bytes / (1.3 * memory.reserved_peak_bytes)

@@ -300,7 +300,8 @@ class Finder:
         if time.monotonic() < self._limits.deadline:
             return True
         for choice in choices:
-            self.conclude(choice, "skipped", "the time allowed was over")
+            if _key(choice) not in self.trials:
+                self.conclude(choice, "skipped", "the time allowed was over")
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:

@@ -272,6 +272,7 @@ class _Tuner:
             self._trials_folder,
             baseline,
             draws=bool(job.habit("draws", True)),
+            threads=int(job.habit("threads", 1)),
             on_progress=self._tell,
         )
         chosen, guard = proof.prove(found)
