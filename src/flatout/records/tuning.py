@@ -51,6 +51,9 @@ class Rung:
     # Against the rung before, and against the baseline.
     gain: float
     speedup: float
+    predicted: float | None = None
+    samples_per_s: float | None = None
+    mfu: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,13 @@
 from rich.console import Console
 from rich.table import Table
 
-from flatout.records.tuning import LeverTrial, Pace, Tuning
+from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, percent, three_digits, with_settings
 from flatout.report.plain import inert, is_narrow, line
 
 _BAR = 24
+# Fewer trials of a lever say nothing about its predictions.
+_SOME = 3
 # In the order in which people want to read them.
 _STYLES = {"kept": "green", "unsafe": "red", "failed": "yellow", "rejected": "default", "skipped": "dim"}
 
@@ -33,19 +35,32 @@ def _draw_ladder(tuning: Tuning, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("from baseline to best", overflow="fold")
     table.add_column("a step", justify="right")
+    table.add_column("predicted", justify="right")
     table.add_column("gain", justify="right")
     table.add_column("in all", justify="right")
+    table.add_column("samples/s", justify="right")
+    table.add_column("MFU", justify="right")
     if not is_narrow(console):
         table.add_column("", no_wrap=True)
-    rows: list[tuple[str, float, float | None, float]] = [("as written", tuning.baseline.step_ms, None, 1.0)]
-    rows += [(rung.lever, rung.step_ms, rung.gain, rung.speedup) for rung in tuning.ladder]
-    for name, step_ms, gain, speedup in rows:
-        bar = "█" * max(1, round(_BAR * speedup / widest))
+    start = Rung(
+        lever="as written",
+        step_ms=tuning.baseline.step_ms,
+        gain=1.0,
+        speedup=1.0,
+        samples_per_s=tuning.baseline.samples_per_s,
+        mfu=tuning.baseline.mfu,
+    )
+    for rung in (start, *tuning.ladder):
+        bar = "█" * max(1, round(_BAR * rung.speedup / widest))
+        is_lever = rung is not start
         cells = [
-            f"+ {name}" if gain else name,
-            _ms(step_ms),
-            f"{gain:.2f}x" if gain else "",
-            f"{speedup:.2f}x",
+            f"+ {rung.lever}" if is_lever else rung.lever,
+            _ms(rung.step_ms),
+            _times(rung.predicted),
+            _times(rung.gain) if is_lever else "",
+            _times(rung.speedup),
+            three_digits(rung.samples_per_s) if rung.samples_per_s is not None else "",
+            percent(rung.mfu) if rung.mfu is not None else "",
         ]
         table.add_row(*map(line, [*cells, *([] if is_narrow(console) else [bar])]))
     console.print(table)
@@ -57,13 +72,24 @@ def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:
     for name in ("lever", "verdict", "predicted", "measured"):
         table.add_column(name, justify="right" if name in ("predicted", "measured") else "left")
     table.add_column("why", overflow="fold")
-    for trial in sorted(trials, key=lambda one: list(_STYLES).index(one.verdict)):
+    tried = [trial for trial in trials if trial.verdict != "skipped"]
+    for trial in sorted(tried, key=lambda one: list(_STYLES).index(one.verdict)):
         style = _STYLES[trial.verdict]
         name = with_settings(trial.lever, trial.settings)
         cells = [name, trial.verdict, _times(trial.predicted_speedup), _times(trial.measured_speedup)]
         table.add_row(*(line(cell, style) for cell in [*cells, inert(trial.reason)]))
-    console.print(table)
-    console.print()
+    if tried:
+        console.print(table)
+        console.print()
+    skipped: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.verdict == "skipped":
+            skipped.setdefault(trial.reason, []).append(with_settings(trial.lever, trial.settings))
+    if skipped:
+        console.print(line("not tried", "bold"))
+        for reason, names in skipped.items():
+            console.print(line(f"{', '.join(names)}: {inert(reason)}", _STYLES["skipped"]))
+        console.print()
 
 
 def _endings(tuning: Tuning) -> list[str]:
@@ -79,7 +105,15 @@ def _endings(tuning: Tuning) -> list[str]:
     took = f"tuning took {tuning.tune_seconds:.0f} s"
     if tuning.break_even_steps is not None:
         took += f"; paid back after {tuning.break_even_steps:,} steps"
+    if tuning.gpu_hours is not None and tuning.break_even_gpu_hours is not None:
+        took += f" ({tuning.gpu_hours:.3f} GPU hours; worth it from {tuning.break_even_gpu_hours:.2f} on)"
     found.append(took)
+    off = {name: known for name, known in tuning.calibration.items() if known.trials >= _SOME}
+    if off:
+        words = [
+            f"{name} {known.measured_over_predicted:.2f} ({known.trials})" for name, known in off.items()
+        ]
+        found.append(f"measured over predicted here so far (trials): {', '.join(words)}")
     if tuning.plan:
         found.append(f"plan: {tuning.plan}; `flatout run` runs the job with it")
     return found

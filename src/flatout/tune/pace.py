@@ -1,10 +1,13 @@
 """How fast a job goes, as written and under levers."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.analyze.profile import Peaks, build_profile
+from flatout.analyze.device_use import device_use
+from flatout.analyze.profile import Peaks, build_profile, window_of
 from flatout.analyze.steps import read_ranks
+from flatout.records.device import DeviceSample
 from flatout.records.profile import Profile
 from flatout.records.trial import Trial
 from flatout.records.tuning import Pace
@@ -19,24 +22,36 @@ def pace_of(profile: Profile) -> Pace:
         mfu=profile.mfu.of_rated if profile.mfu.of_rated is not None else profile.mfu.of_measured,
         gpu_busy_share=profile.device_use.kernel_running_share,
         peak_bytes=profile.memory.reserved_peak_bytes or profile.memory.host_peak_bytes,
+        unknown={}
+        if (profile.device or "").startswith("cuda")
+        else {"gpu_busy_share": "the job does not train on a GPU"},
     )
 
 
-def pace_in(trial: Trial, baseline: Pace) -> Pace | None:
-    """How the job went in a trial, or None where it made too few steps.
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One run of the job under some levers, in a process of its own; without a pace it made too few steps."""
 
-    The model's operations are those of the baseline, whatever a lever does to them.
-    """
+    pace: Pace | None
+    profile: Profile | None
+    outcome: str
+
+
+def measured_in(trial: Trial, baseline: Pace, samples: Sequence[DeviceSample]) -> Measured:
+    """How the job went in a trial. Operations are the baseline's, whatever a lever does to them."""
     folder = Path(trial.folder)
     ranks = read_ranks(folder)
     if not ranks or len(ranks[0].steps) < 3:
-        return None
-    profile = build_profile("", trial, folder, Peaks())
+        return Measured(None, None, trial.outcome)
+    use = device_use(ranks[0], window_of(ranks[0]).chosen, samples)
+    profile = build_profile("", trial, folder, Peaks(), use)
     if profile.step_ms is None:
-        return None
-    pace = dataclasses.replace(pace_of(profile), unknown={})
-    faster = gain(baseline, pace)
-    return dataclasses.replace(pace, mfu=baseline.mfu * faster if baseline.mfu is not None else None)
+        return Measured(None, None, trial.outcome)
+    pace = pace_of(profile)
+    if baseline.mfu is not None:
+        known = {name: why for name, why in pace.unknown.items() if name != "mfu"}
+        pace = dataclasses.replace(pace, mfu=baseline.mfu * gain(baseline, pace), unknown=known)
+    return Measured(pace, profile, trial.outcome)
 
 
 def gain(before: Pace, after: Pace) -> float:

@@ -56,6 +56,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
     ladder: tuple[Rung, ...] = ()
     if stages.confirmed is not None:
         best, speedup, ladder = _best(stages, notes)
+    ladder = tuple(_with_figures(rung, stages) for rung in ladder)
     plan = _plan(request, run, stages, ladder, best, speedup) if chosen else None
     saved_share = 1 - 1 / speedup
     spent_s = stages.took_s + stages.compile_s
@@ -150,6 +151,18 @@ def _whole_ladder(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: 
         whole.insert(0, Rung(lever=loader.words(), step_ms=0.0, gain=by, speedup=by))
     # Times as of the baseline's own run: ratios are what was measured by turns.
     return tuple(dataclasses.replace(rung, step_ms=as_written.step_ms / rung.speedup) for rung in whole)
+
+
+def _with_figures(rung: Rung, stages: Stages) -> Rung:
+    """A rung with what was expected of it, and what the job does when it stands there."""
+    predicted = {choice.words(): choice.predicted_speedup for choice in stages.chosen}
+    rate, mfu = stages.as_written.samples_per_s, stages.as_written.mfu
+    return dataclasses.replace(
+        rung,
+        predicted=predicted.get(rung.lever),
+        samples_per_s=rate * rung.speedup if rate is not None else None,
+        mfu=mfu * rung.speedup if mfu is not None else None,
+    )
 
 
 def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:

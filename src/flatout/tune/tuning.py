@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.steps import read_ranks
 from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID, LEVERS
@@ -22,6 +21,7 @@ from flatout.records.words import duration, memory_size
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
 from flatout.runtime.progress import StopRule
+from flatout.runtime.samples import DeviceSampler
 from flatout.runtime.sweep import sweep_loader, workers_needed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.arms import ArmResult, Ask
@@ -29,7 +29,7 @@ from flatout.tune.batching import BATCH_SIZE, as_trials, climb, consequence
 from flatout.tune.bench import Bench
 from flatout.tune.facts import fingerprint, job_facts
 from flatout.tune.journal import Journal, write_job
-from flatout.tune.pace import gain, pace_in, pace_of
+from flatout.tune.pace import Measured, gain, measured_in, pace_of
 from flatout.tune.proof import Proof, with_verdicts
 from flatout.tune.request import TuneRequest, order_of
 from flatout.tune.result import Found, Stages, result_of
@@ -45,15 +45,6 @@ _LESS_AT_LEAST = 0.01
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
     """Tune a job; everything that was tried lies in `folder`."""
     return _Tuner(request, run, folder, on_progress).tune()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """One run of the job under some levers, in a process of its own."""
-
-    pace: Pace | None
-    profile: Profile | None
-    outcome: str
 
 
 class _Tuner:
@@ -195,7 +186,7 @@ class _Tuner:
         return choice, kept
 
     def _loader_on_top(
-        self, job: JobFacts, measured: _Measured, levers: tuple[Choice, ...]
+        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]
     ) -> tuple[Choice | None, LeverTrial]:
         """A loader that kept up with a slow job may not keep up with a fast one."""
         profile = measured.profile
@@ -238,10 +229,10 @@ class _Tuner:
 
     def _lean(
         self, finder: Finder, candidates: Sequence[Choice], base: tuple[Choice, ...], as_written: Pace
-    ) -> tuple[tuple[Choice, ...], _Measured | None]:
+    ) -> tuple[tuple[Choice, ...], Measured | None]:
         """For less memory: each lever in a process of its own, kept where the peak falls."""
         best, found = as_written, base
-        last: _Measured | None = None
+        last: Measured | None = None
         for choice in candidates:
             if time.monotonic() > self._limits.deadline:
                 finder.conclude(choice, "skipped", "the time allowed was over")
@@ -280,7 +271,7 @@ class _Tuner:
         return chosen, guard, proof.unsafe
 
     def _confirm(
-        self, chosen: tuple[Choice, ...], as_written: Pace, known: _Measured | None
+        self, chosen: tuple[Choice, ...], as_written: Pace, known: Measured | None
     ) -> tuple[tuple[Choice, ...], Pace | None]:
         """The plan in a process of its own; nothing where it is no better there than the baseline was."""
         measured = known or self._measure("confirming the plan", chosen, as_written)
@@ -366,12 +357,12 @@ class _Tuner:
 
     # Measuring
 
-    def _measure(self, what: str, levers: tuple[Choice, ...], as_written: Pace) -> _Measured:
+    def _measure(self, what: str, levers: tuple[Choice, ...], as_written: Pace) -> Measured:
         place = self._trials_folder / f"{len(list(self._trials_folder.iterdir())) + 1}-measure"
-        trial = run_trial(self._request.trial(what, self._measured, levers), place, on_progress=self._tell)
-        pace = pace_in(trial, as_written)
-        profile = build_profile("", trial, place, Peaks()) if pace is not None else None
-        return _Measured(pace, profile, trial.outcome)
+        plan = self._request.trial(what, self._measured, levers)
+        with DeviceSampler() as sampler:
+            trial = run_trial(plan, place, on_progress=self._tell)
+        return measured_in(trial, as_written, sampler.samples)
 
     def _is_too_large(self, pace: Pace) -> bool:
         most = self._request.max_memory_bytes

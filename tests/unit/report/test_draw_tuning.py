@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
+from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Reliability, Rung, Tuning
 from flatout.report.tuning import draw_tuning
 
 TUNING = Tuning(
@@ -49,10 +49,13 @@ def test_it_begins_with_the_answer_and_climbs_to_it() -> None:
     text = drawn(TUNING)
     lines = text.splitlines()
     assert lines[0] == "5.70x faster with bf16, compile (reduce-overhead)"
-    climbed = [
-        line.split()[-2 if "█" in line else -1] for line in lines if line.startswith(("as written  ", "+ "))
+    rungs = [line for line in lines if line.startswith(("as written  ", "+ "))][:3]
+    assert [[word for word in rung.split() if word.endswith("x")][-1] for rung in rungs] == [
+        "1.00x",
+        "2.40x",
+        "5.70x",
     ]
-    assert climbed[:3] == ["1.00x", "2.40x", "5.70x"]
+    assert [rung.count("█") for rung in rungs] == sorted(rung.count("█") for rung in rungs)
     assert "guard: learns the same: as close as rounding" in text
     assert "tuning took 207 s; paid back after 2,500 steps" in text
     assert "MFU 3.4 %" in text
@@ -90,3 +93,23 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_control_characters_of_others_do_not_reach_the_terminal() -> None:
     evil = dataclasses.replace(TUNING, notes=("a \x1b[31mred\x1b[0m word",), unknown={})
     assert "\x1b" not in drawn(evil)
+
+
+def test_levers_that_were_not_tried_are_told_together_with_their_reason() -> None:
+    skipped = [
+        LeverTrial(lever=name, safety="exact", verdict="skipped", reason=reason)
+        for name, reason in (("tf32", "no GPU"), ("allocator", "no GPU"), ("debug-modes", "none is on"))
+    ]
+    lines = drawn(dataclasses.replace(TUNING, trials=(*TUNING.trials, *skipped))).splitlines()
+    start = lines.index("not tried")
+    assert lines[start + 1 : start + 3] == ["tf32, allocator: no GPU", "debug-modes: none is on"]
+    assert not any(line.startswith("tf32 ") and "skipped" in line for line in lines)
+
+
+def test_the_price_is_told_in_gpu_hours_and_predictions_by_their_record() -> None:
+    known = {"bf16": Reliability(trials=4, measured_over_predicted=1.25, lowest=1.0, highest=1.5)}
+    text = drawn(
+        dataclasses.replace(TUNING, gpu_hours=0.0575, break_even_gpu_hours=0.07, calibration=known), width=200
+    )
+    assert "(0.058 GPU hours; worth it from 0.07 on)" in text
+    assert "measured over predicted here so far (trials): bf16 1.25 (4)" in text
