@@ -110,10 +110,8 @@ def _endings(tuning: Tuning) -> list[str]:
     found.append(took)
     off = {name: known for name, known in tuning.calibration.items() if known.trials >= _SOME}
     if off:
-        words = [
-            f"{name} {known.measured_over_predicted:.2f} ({known.trials})" for name, known in off.items()
-        ]
-        found.append(f"measured over predicted here so far (trials): {', '.join(words)}")
+        ratios = [f"{name} {one.measured_over_predicted:.2f} ({one.trials})" for name, one in off.items()]
+        found.append(f"measured over predicted here so far (trials): {', '.join(ratios)}")
     if tuning.plan:
         found.append(f"plan: {tuning.plan}; `flatout run` runs the job with it")
     return found
