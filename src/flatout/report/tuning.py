@@ -8,6 +8,7 @@ from flatout.records.words import memory_size, percent, three_digits, with_setti
 from flatout.report.plain import inert, is_narrow, line
 
 _BAR = 24
+_WIDE = 105
 # Fewer trials of a lever say nothing about its predictions.
 _SOME = 3
 # In the order in which people want to read them.
@@ -32,16 +33,6 @@ def _draw_ladder(tuning: Tuning, console: Console) -> None:
     if not tuning.ladder:
         return
     widest = max(rung.speedup for rung in tuning.ladder)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("from baseline to best", overflow="fold")
-    table.add_column("a step", justify="right")
-    table.add_column("predicted", justify="right")
-    table.add_column("gain", justify="right")
-    table.add_column("in all", justify="right")
-    table.add_column("samples/s", justify="right")
-    table.add_column("MFU", justify="right")
-    if not is_narrow(console):
-        table.add_column("", no_wrap=True)
     start = Rung(
         lever="as written",
         step_ms=tuning.baseline.step_ms,
@@ -50,21 +41,35 @@ def _draw_ladder(tuning: Tuning, console: Console) -> None:
         samples_per_s=tuning.baseline.samples_per_s,
         mfu=tuning.baseline.mfu,
     )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("from baseline to best", overflow="fold")
+    # What the room is enough for; the page has everything.
+    names = ["a step", "gain", "in all"]
+    if console.width >= _WIDE:
+        names = ["a step", "predicted", "gain", "in all", "samples/s", "MFU"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    if not is_narrow(console):
+        table.add_column("", no_wrap=True)
     for rung in (start, *tuning.ladder):
+        cells = _cells(rung, is_lever=rung is not start)
         bar = "█" * max(1, round(_BAR * rung.speedup / widest))
-        is_lever = rung is not start
-        cells = [
-            f"+ {rung.lever}" if is_lever else rung.lever,
-            _ms(rung.step_ms),
-            _times(rung.predicted),
-            _times(rung.gain) if is_lever else "",
-            _times(rung.speedup),
-            three_digits(rung.samples_per_s) if rung.samples_per_s is not None else "",
-            percent(rung.mfu) if rung.mfu is not None else "",
-        ]
-        table.add_row(*map(line, [*cells, *([] if is_narrow(console) else [bar])]))
+        name = f"+ {rung.lever}" if rung is not start else rung.lever
+        row = [name, *(cells[column] for column in names), *([] if is_narrow(console) else [bar])]
+        table.add_row(*map(line, row))
     console.print(table)
     console.print()
+
+
+def _cells(rung: Rung, *, is_lever: bool) -> dict[str, str]:
+    return {
+        "a step": _ms(rung.step_ms),
+        "predicted": _times(rung.predicted),
+        "gain": _times(rung.gain) if is_lever else "",
+        "in all": _times(rung.speedup),
+        "samples/s": three_digits(rung.samples_per_s) if rung.samples_per_s is not None else "",
+        "MFU": percent(rung.mfu) if rung.mfu is not None else "",
+    }
 
 
 def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:

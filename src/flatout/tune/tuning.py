@@ -134,8 +134,10 @@ class _Tuner:
         )
         profile = profile_job(job, self._run, self._folder, self._tell)
         if profile.step_ms is None or profile.trial.outcome not in ("stopped", "ended"):
+            said = "".join(f"\n    {line}" for line in profile.trial.said[-8:])
+            last = f"; the last it said:{said}" if said and profile.trial.outcome == "failed" else ""
             raise JobFailed(
-                f"the job made {profile.updates} updates and then ended as {profile.trial.outcome!r}",
+                f"the job made {profile.updates} updates and then ended as {profile.trial.outcome!r}{last}",
                 expected="a job that trains for a few dozen updates",
                 remedy=f"flatout check {self._request.job.command.typed()}",
             )
