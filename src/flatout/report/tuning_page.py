@@ -170,7 +170,7 @@ def tuning_page(tuning: Tuning) -> str:
     trials = sorted(tuning.trials, key=lambda trial: _VERDICTS.index(trial.verdict))
     return environment.get_template("tuning.html.j2").render(
         tuning=tuning,
-        command=shlex.join(tuning.command),
+        command=f"flatout tune {tuning.typed}" if tuning.typed else shlex.join(tuning.command),
         is_long=len(tuning.summary) > _LONG_SUMMARY,
         has_gain=has_gain,
         bars=waterfall(tuning),

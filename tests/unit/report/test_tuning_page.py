@@ -178,7 +178,7 @@ def test_it_is_one_file_without_script_or_network_and_says_the_answer_first() ->
     found = page(TUNING)
     headings = re.findall(r"<h1.*?>(.*?)</h1>", html)
     assert headings == [TUNING.summary]
-    assert "/usr/bin/python3 train.py --name 'two words' on NVIDIA H200" in found.text
+    assert "flatout tune train.py --name 'two words' on NVIDIA H200" in found.text
 
 
 def test_each_bar_is_as_long_as_its_step_and_begins_to_fade_where_the_one_before_ended() -> None:
