@@ -64,7 +64,8 @@ def levers_page() -> str:
     for lever in LEVERS:
         text = inspect.cleandoc(lever.__doc__ or "")
         how = "between two steps of the running job" if lever.switchable else "in runs of its own"
-        parts.append(f"\n## {lever.id}\n\nClass {lever.safety}; tried {how}.\n\n{text}\n")
+        beside = f" Not beside {', '.join(lever.conflicts)}." if lever.conflicts else ""
+        parts.append(f"\n## {lever.id}\n\nClass {lever.safety}; tried {how}.{beside}\n\n{text}\n")
     return "".join(parts)
 
 

@@ -205,10 +205,19 @@ def test_what_a_script_says_and_how_it_ends_is_its_own_under_run(place: Place) -
         (("tune", "--budget", "soon", "train.py"), "no duration"),
         (("tune", "none.py"), "no script"),
         (("run", "train.py"), "no such file"),
+        (("run", "--plan", "broken.toml", "train.py"), "broken.toml"),
+        (("run", "--plan", "future.toml", "train.py"), "version 99"),
+        (("patch", "--plan", "broken.toml"), "broken.toml"),
+        (("tune", "--allow", "bf16", "train.py"), "batch-size"),
+        (("tune", "--max-memory", "much", "train.py"), "no size"),
+        (("tune", "--goal", "fame", "train.py"), "throughput"),
+        (("tune", "--resume", "latest", "train.py"), "no earlier tuning"),
     ],
 )
 def test_mistakes_are_named(place: Place, words: tuple[str, ...], says: str) -> None:
     job(place)
+    place.script("version = 1\n[job\n", "broken.toml")
+    place.script("version = 99\n", "future.toml")
     done = place.flatout(*words)
     assert done.returncode == 2
     assert says in done.stderr

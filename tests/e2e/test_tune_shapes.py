@@ -234,6 +234,16 @@ def test_ranks_change_together(place: Place) -> None:
 
 
 @pytest.mark.full
+def test_a_script_that_is_never_the_same_twice(place: Place) -> None:
+    """It seeds itself by the clock: no two runs can be compared step by step, and that is said."""
+    place.script(GAN.replace("torch.set_num_threads(1)", "torch.set_num_threads(1)\ntorch.seed()"))
+    found = tuned(place, "--only", "debug-modes", "train.py")
+    assert kept(found) == ["debug-modes"]
+    assert found["guard"]["verdict"] == "weak"
+    assert not found["guard"]["paired"]
+
+
+@pytest.mark.full
 def test_a_lever_that_hangs_has_failed_and_the_others_are_tried(place: Place) -> None:
     """Fused, this job sleeps for ever; with other threads it goes on."""
     hanging = ATTENTION.replace("SGD", "AdamW").replace(

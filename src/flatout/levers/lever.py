@@ -55,6 +55,8 @@ class Lever:
     switchable: ClassVar[bool] = True
     # Its place around the call of a root: higher is further out. 0: it has none.
     layer: ClassVar[int] = 0
+    # Ids of levers that must not be on beside it; of two that were kept, the faster stays.
+    conflicts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, scene: Scene, settings: Settings) -> None:
         self.scene = scene

@@ -16,6 +16,7 @@ from flatout.tune.journal import FIRST_STEPS, SeenLosses
 
 # Losses whose levels are further apart than this were not drawn from the same.
 _STANDARD_ERRORS = 4.0
+_ANOTHER_START = 0.25
 _FEWEST = 8
 _ROOM = 4.0
 # Kernels that add in no fixed order differ by themselves, a little more with each step.
@@ -101,10 +102,13 @@ def _by_level(first: Losses, as_written: Losses) -> Continued:
     if count < _FEWEST:
         return Continued(verdict="unknown", steps=count, reason="too few losses were seen to compare them")
     a, b = got[:count], expected[:count]
-    error = math.sqrt((statistics.pvariance(a) + statistics.pvariance(b)) / count) or 1e-12
-    off = (statistics.fmean(a) - statistics.fmean(b)) / error
-    if abs(off) > _STANDARD_ERRORS:
-        reason = f"losses lie {off:.1f} standard errors from those as written (other data, or another start)"
+    error = math.sqrt((statistics.pvariance(a) + statistics.pvariance(b)) / count)
+    off, level = statistics.fmean(a) - statistics.fmean(b), abs(statistics.fmean(b))
+    # Another start alone can move the level by some of itself; how much, nobody has measured.
+    if abs(off) > _STANDARD_ERRORS * error + _ANOTHER_START * level:
+        reason = (
+            f"losses lie {off:+.3g} from those as written ({level:.3g}); another start hardly explains it"
+        )
         return Continued(verdict="left", steps=count, reason=reason)
     reason = "losses lie at the level of those as written (other data, or another start: weakly shown)"
     return Continued(verdict="inside", steps=count, reason=reason)

@@ -28,6 +28,9 @@ _ALONG = 0.02
 # is nothing but rounding as far as any other, and half of a bias can be such.
 _LENGTH = 3.0
 _TRAJECTORY_TIMES = 4.0
+# Where only levels can be compared: fewer steps say nothing, and so many standard errors are too many.
+_FEWEST_LEVELS = 8
+_LEVELS_APART = 4.0
 
 # The loss of each step, where it was seen.
 Losses = Sequence[float | None]
@@ -98,7 +101,7 @@ def judge(
         reason = "the model got other parameters or inputs than as written, where equal runs get the same"
         return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
     if not paired:
-        return _weakly(reference, candidate, curves)
+        return _weakly(reference, twins, candidate, curves)
     if exact and (same := bit_for_bit(reference, candidate)) is not None:
         return dataclasses.replace(same, curves=curves)
     same_state, problem = _same_state(reference, twins, candidate, roundoff)
@@ -317,18 +320,29 @@ def judge_trajectory(
     return evidence, ""
 
 
-def _weakly(reference: GuardRun, candidate: GuardRun, curves: dict[str, list[float | None]]) -> GuardEvidence:
-    """Runs that did not see the same cannot be compared step by step: only their levels can."""
-    expected, got = _known(reference.losses), _known(candidate.losses)
-    count = min(len(expected), len(got))
-    if count < 8:
+def _weakly(
+    reference: GuardRun,
+    twins: Sequence[GuardRun],
+    candidate: GuardRun,
+    curves: dict[str, list[float | None]],
+) -> GuardEvidence:
+    """Runs that did not see the same cannot be compared step by step: only their levels can.
+
+    How far levels lie apart by themselves is what the runs as written show: each has a start of its own.
+    """
+    as_written = [_known(run.losses) for run in (reference, *twins)]
+    got = _known(candidate.losses)
+    count = min(len(got), *map(len, as_written))
+    if count < _FEWEST_LEVELS:
         reason = "the runs did not see the same data, and made too few steps to compare their levels"
         return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
-    first, second = expected[:count], got[:count]
-    spread = math.sqrt((statistics.pvariance(first) + statistics.pvariance(second)) / count) or 1e-12
-    apart = (statistics.fmean(second) - statistics.fmean(first)) / spread
-    evidence = {"steps": count, "standard_errors_apart": apart}
-    if abs(apart) > 3.0:
+    levels = [statistics.fmean(losses[:count]) for losses in as_written]
+    within = (statistics.pvariance(as_written[0][:count]) + statistics.pvariance(got[:count])) / count
+    between = statistics.variance(levels) * (1 + 1 / len(levels)) if len(levels) > 1 else 0.0
+    error = math.sqrt(within + between) or 1e-12
+    apart = (statistics.fmean(got[:count]) - statistics.fmean(levels)) / error
+    evidence = {"steps": count, "standard_errors_apart": apart, "level_of_runs_as_written": levels}
+    if abs(apart) > _LEVELS_APART:
         reason = (
             f"losses lie {apart:.1f} standard errors from the baseline's (the runs did not see the same data)"
         )

@@ -133,7 +133,17 @@ class Finder:
             if slower is not None:
                 self.conclude(slower, "rejected", f"{choice.words()} is faster")
             fastest[choice.id] = choice
-        self.best = _ordered(fastest.values())
+        self.best = _ordered(self._without_conflicts(list(fastest.values())))
+
+    def _without_conflicts(self, slowest_first: list[Choice]) -> list[Choice]:
+        kept: list[Choice] = []
+        for choice in reversed(slowest_first):
+            rival = next((one for one in kept if _conflict(choice, one)), None)
+            if rival is None:
+                kept.append(choice)
+            else:
+                self.conclude(choice, "rejected", f"it conflicts with {rival.words()}, which is faster")
+        return kept
 
     def _together(self) -> Search:
         """What helped alone may not help together: leave each out once."""
@@ -169,7 +179,8 @@ class Finder:
         """One more lever, or another setting of one that is in, on top of the best."""
         if not self._has_time((choice,)):
             return
-        without = tuple(one for one in self.best if one.id != choice.id)
+        # Another setting of it, and what must not be on beside it, make room.
+        without = tuple(one for one in self.best if one.id != choice.id and not _conflict(one, choice))
         arm = _ordered((*without, choice))
         results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
         result = results[1]
@@ -310,6 +321,10 @@ class Finder:
 
 def _ordered(choices: Iterable[Choice]) -> Arm:
     return tuple(sorted(choices, key=lambda choice: _RANKS.index(choice.id)))
+
+
+def _conflict(one: Choice, other: Choice) -> bool:
+    return other.id in BY_ID[one.id].conflicts or one.id in BY_ID[other.id].conflicts
 
 
 def _key(choice: Choice) -> str:

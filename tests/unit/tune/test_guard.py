@@ -77,3 +77,20 @@ def test_honest_levers_pass(job: str, lever: str, seed: int, tmp_path: Path) -> 
     verdict = judge(reference, twins, candidate, roundoff=roundoff)
     assert verdict.verdict == "same", (verdict.reason, verdict.same_state, verdict.trajectory)
     assert verdict.paired
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict"), [(1.05, "weak"), (1.3, "weak"), (4.0, "unsafe"), (-2.0, "unsafe")]
+)
+def test_runs_that_start_elsewhere_each_time_are_held_against_how_far_they_lie_apart(
+    level: float, verdict: str
+) -> None:
+    """Each run as written has a level of its own, and hardly any noise: the noise is no measure."""
+
+    def run(level: float, number: int) -> GuardRun:
+        pairing = {"parameters": [number], "inputs": [[0, number]]}
+        return GuardRun(tuple(level - 0.001 * step for step in range(30)), (), pairing)
+
+    reference, *twins = (run(one, number) for number, one in enumerate((1.06, 1.23, 1.22, 0.99)))
+    found = judge(reference, twins, run(level, 9), roundoff=2.0**-23)
+    assert (found.verdict, found.paired) == (verdict, False)

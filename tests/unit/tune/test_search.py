@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.levers.catalogue import LEVERS
+from flatout.levers.catalogue import BY_ID, LEVERS
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length, mean_and_half_width
@@ -262,3 +262,11 @@ def test_a_block_is_long_enough_for_what_it_measures(step_ms: float) -> None:
 
 def test_one_value_alone_could_be_anything() -> None:
     assert mean_and_half_width([2.0]) == (2.0, math.inf)
+
+
+def test_of_two_levers_that_conflict_the_faster_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BY_ID["tf32"], "conflicts", ("bf16",))
+    found = searched(World({"tf32": 0.8, "bf16": 0.6}))
+    assert "bf16" in names(found)
+    assert "tf32" not in names(found)
+    assert "conflicts with bf16" in found.trials["tf32"].reason
