@@ -73,6 +73,7 @@ class Replay:
         # Where levers take turns: the generation and number of the arm that is on, and levers that failed.
         self.arm: tuple[int, int] | None = None
         self._in_block = 0
+        # By lever and settings (`records.session.lever_key`).
         self.dropped: dict[str, str] = {}
         self._lead_root: int | None = None
         self._thread: int | None = None

@@ -37,7 +37,7 @@ class StepsReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self.bytes_read = 0
         self._rest = b""
         self.replay = Replay()
 
@@ -45,11 +45,11 @@ class StepsReader:
         """The steps that were completed since the last call."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
+                file.seek(self.bytes_read)
                 data = file.read()
         except OSError:
             return []
-        self._offset += len(data)
+        self.bytes_read += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [step for line in lines if line for step in self.replay.take(json.loads(line))]
 

@@ -11,7 +11,6 @@ from flatout.cli.options import Output, common_options
 
 if TYPE_CHECKING:
     from flatout.runtime.command import JobCommand
-    from flatout.tune.arms import ArmResult
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -47,7 +46,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         unit = value[len(number) :].lower()
         try:
             count = round(float(number) * units[unit])
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, OverflowError):
             self.fail(f"{value!r} is no size: 40GiB, 512MiB and 80GB are", param, ctx)
         if count <= 0:
             self.fail("it must be more than nothing", param, ctx)
@@ -132,21 +131,14 @@ def command(
       flatout tune --resume latest train.py
       flatout tune --json train.py | jq .speedup
     """
-    from flatout.levers.catalogue import BY_ID
-    from flatout.records.errors import EXIT_DONE, UnknownName
+    from flatout.records.errors import EXIT_DONE
     from flatout.report.tuning import draw_tuning
     from flatout.report.tuning_page import tuning_page
     from flatout.tune.keeping import keep
-    from flatout.tune.request import TuneRequest
+    from flatout.tune.request import TuneRequest, insist_on_known_levers
     from flatout.tune.tuning import tune_job
 
-    for name in (*only, *skip):
-        if name not in BY_ID:
-            raise UnknownName("lever", name, BY_ID)
-    recipes = {name: kind for name, kind in BY_ID.items() if kind.safety == "recipe"}
-    for name in allow:
-        if name not in recipes:
-            raise UnknownName("lever that changes the training", name, recipes)
+    insist_on_known_levers(only=only, skip=skip, allow=allow)
     job_request = request_for(words, seed=seed, **job)
     request = TuneRequest(
         job=job_request,
@@ -157,7 +149,7 @@ def command(
         skip=frozenset(skip),
         allow=frozenset(allow),
         job_steps=job_steps,
-        answers=_answers(resume, job_request.command) if resume else {},
+        resume=_earlier(resume, job_request.command) if resume else None,
     )
     with new_run(output, "tune") as folder, output.progress("starting the script") as progress:
         found = tune_job(request, folder.manifest.id, folder.path, progress)
@@ -174,13 +166,13 @@ def command(
     return EXIT_DONE
 
 
-def _answers(run: str, command: "JobCommand") -> "dict[str, list[ArmResult]]":
-    """What an earlier tuning has found out."""
+def _earlier(run: str, command: "JobCommand") -> Path:
+    """The folder of an earlier tuning of the same job."""
     from flatout.records.errors import CallerMistake
     from flatout.records.places import PROJECT_FOLDER
     from flatout.records.runs import find_run, runs_under
     from flatout.tune.facts import fingerprint
-    from flatout.tune.journal import read_answers
+    from flatout.tune.journal import insist_on_the_same_job
 
     root = Path(PROJECT_FOLDER)
     if run == "latest":
@@ -192,4 +184,6 @@ def _answers(run: str, command: "JobCommand") -> "dict[str, list[ArmResult]]":
                 remedy="leave --resume away",
             )
         run = max(path.name for path in earlier)
-    return read_answers(find_run(root, run).path, fingerprint(command, None, {}))
+    folder = find_run(root, run).path
+    insist_on_the_same_job(folder, fingerprint(command, None, {}))
+    return folder

@@ -12,6 +12,11 @@ from flatout.records.plan import Plan, read_plan
 from flatout.records.session import Order
 
 _SEAT = "_compiled_call_impl"
+# What a DataLoader is made anew with, beside its data set, sampler and batch size.
+_KEPT = (
+    *("collate_fn", "timeout", "worker_init_fn", "generator", "pin_memory", "num_workers"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
 # Done before Python starts, or by whoever starts it.
 _NOT_HERE = {"batch-size": "the batch size is yours to set: give the loader the new size"}
 
@@ -26,6 +31,7 @@ class Applied:
     # Levers that are on, and those that could not be applied or failed since, with the reason.
     _facts: dict[str, Any]
     _scene: Scene
+    _found: Any
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
@@ -43,7 +49,10 @@ class Applied:
     def undo(self) -> None:
         """Take everything off again; a loader that was made anew stays what it is."""
         self._scene.switch([])
-        self.model.__dict__.pop(_SEAT, None)
+        if self._found is None:
+            self.model.__dict__.pop(_SEAT, None)
+        else:  # the user's own `model.compile()`
+            self.model.__dict__[_SEAT] = self._found
 
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any = None, loader: Any = None) -> Applied:
@@ -79,30 +88,27 @@ def apply(plan: Plan | str | Path, model: Any, optimizer: Any = None, loader: An
             facts["loader"] = {"dropped": reason} if reason else {"applied": True}
         elif choice.id in _NOT_HERE:
             facts[choice.id] = {"dropped": _NOT_HERE[choice.id]}
-    return Applied(model, optimizer, loader, facts, scene)
+    return Applied(model, optimizer, loader, facts, scene, found)
 
 
 def _with_settings(loader: Any, settings: dict[str, Any]) -> tuple[Any, str]:
     """The loader with these settings: the same data set, sampler and collation; or why it stays."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
     if type(loader) is not DataLoader:
         return loader, f"{type(loader).__qualname__} is no plain DataLoader"
     refusal = refusal_of_workers(loader.dataset, settings.get("num_workers", 0), loader.num_workers)
     if refusal:
         return loader, refusal
-    same = {
-        name: getattr(loader, name)
-        for name in ("collate_fn", "timeout", "worker_init_fn", "generator", "pin_memory", "num_workers")
-    }
+    same = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     if loader.batch_size is None and loader.batch_sampler is not None:
         same["batch_sampler"] = loader.batch_sampler  # of the user's own
     else:
         same |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        if not hasattr(loader.dataset, "__iter__"):
+        if not isinstance(loader.dataset, IterableDataset):
             same["sampler"] = loader.sampler
     wanted = {**same, **settings}
     if not wanted.get("num_workers"):
-        for name in ("persistent_workers", "prefetch_factor"):
+        for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context"):
             wanted.pop(name, None)
     return DataLoader(loader.dataset, **wanted), ""

@@ -4,9 +4,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from flatout.records.errors import CallerMistake
+from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.index import RunIndex
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.runs import RunFolder
@@ -15,7 +15,7 @@ from flatout.report.tuning_page import tuning_page
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import ProfileRequest
 from flatout.tune.keeping import keep
-from flatout.tune.request import Goal, TuneRequest
+from flatout.tune.request import Goal, TuneRequest, insist_on_known_levers
 from flatout.tune.tuning import tune_job
 
 
@@ -44,13 +44,23 @@ def tune(
     runs in processes of its own, again and again, so it must be importable: a function at the top of a module
     or script. A script needs the usual `if __name__ == "__main__":` around what it does.
     """
+    if isinstance(only, str) or isinstance(skip, str):
+        raise CallerMistake(
+            "only and skip were given one word",
+            expected="a list of levers",
+            remedy='flatout.tune(build, only=["bf16"])',
+        )
+    only, skip = frozenset(only), frozenset(skip)
+    insist_on_known_levers(only=only, skip=skip)
+    if goal not in get_args(Goal):
+        raise UnknownName("goal", goal, get_args(Goal))
     module, name, path = _where(build)
     command = (sys.executable, "-m", "flatout.entry.training", path or module, name)
     job = ProfileRequest(
         command=JobCommand(command, own_python=True, given=command),
         environment={"PYTHONPATH": ":".join(folder for folder in sys.path if folder)},
     )
-    request = TuneRequest(job=job, budget_s=budget_s, goal=goal, only=frozenset(only), skip=frozenset(skip))
+    request = TuneRequest(job=job, budget_s=budget_s, goal=goal, only=only, skip=skip)
     root = Path(PROJECT_FOLDER)
     folder = RunFolder.create(root, command="tune", arguments=(f"{module}:{name}",))
     try:

@@ -1,15 +1,17 @@
 """What the training loop does with a batch before the model gets it: copies it to the device, or more?
 
-A tensor may travel ahead of time only where nobody could tell: its first and only use is the copy, and by
-the time the model is called the original is gone. Watched for two batches, by a mode that sees every function
-that gets such a tensor.
+A tensor may travel ahead of time only where nobody could tell: its first and only use is the copy, and the
+copy takes its name. Watched for two batches, by a mode that sees every function that gets such a tensor; and
+the loop's own source must show the same, for what runs only now and then.
 """
 
 import importlib
 import sys
-import weakref
+import threading
 from typing import Any
 
+from flatout.inside.loop_reading import copied_first
+from flatout.inside.places import users_frame
 from flatout.levers.batches import leaves
 from flatout.levers.device_prefetch import data_set_name
 
@@ -25,13 +27,15 @@ _COPIES = ("to", "cuda")
 class BatchUses:
     """Learns it in the first steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
         self._came = 0
         self._mode: Any = None
+        self._over: list[Any] = []
         self._data_set = ""
-        # By path: whether it was copied and gone in time, in every batch that was watched.
+        # By path: whether it was copied in time, in every batch that was watched.
         self._copied: dict[str, bool] = {}
-        self._held: dict[str, weakref.ref[Any]] = {}
+        self._held: set[str] = set()
         self._used: dict[str, str] = {}
 
     def came(self, iterator: Any, batch: Any) -> None:
@@ -43,22 +47,26 @@ class BatchUses:
         self._data_set = data_set_name(iterator._dataset)  # noqa: SLF001
         found = dict(leaves(batch))
         here = {path: tensor for path, tensor in found.items() if tensor.device.type == "cpu"}
-        self._held = {path: weakref.ref(tensor) for path, tensor in here.items()}
-        self._mode = _mode({id(tensor): path for path, tensor in found.items()}, self._used)
+        self._held = set(here)
+        self._mode = _mode(found, self._used)
         self._mode.__enter__()
+        frame = users_frame(self._torch)
+        read = copied_first(frame) if frame is not None else None
+        for path in found:
+            if not (read or {}).get(path):
+                self._used.setdefault(path, "its loop's source does not show that it is copied first")
 
     def root_called(self) -> None:
-        """The model gets its input: who was copied, and is gone?"""
+        """The model gets its input: what was copied by now?"""
         if self._mode is None:
             return
         seen = self._mode.copied
         self._end()
-        for path, reference in self._held.items():
-            ok = path in seen and reference() is None
-            self._copied[path] = ok and self._copied.get(path, True)
-            if not ok:
-                self._used.setdefault(path, "kept" if path in seen else "not copied")
-        self._held = {}
+        for path in self._held:
+            self._copied[path] = path in seen and self._copied.get(path, True)
+            if path not in seen:
+                self._used.setdefault(path, "not copied")
+        self._held = set()
 
     def describe(self) -> dict[str, Any]:
         """Which tensors may travel ahead, of which data set; or why none."""
@@ -72,11 +80,17 @@ class BatchUses:
     def _end(self) -> None:
         mode, self._mode = self._mode, None
         if mode is not None:
-            overrides = importlib.import_module("torch.overrides")
-            # Whoever has put another on top of ours takes that one off first; ours then does nothing.
             mode.over = True
-            if overrides._len_torch_function_stack() and overrides._get_current_function_mode() is mode:  # noqa: SLF001
-                mode.__exit__(None, None, None)
+            self._over.append(mode)
+        # Whoever has put another on top of ours takes that one off first; ours does nothing until then.
+        overrides = importlib.import_module("torch.overrides")
+        while (
+            self._over
+            and self._over[-1].thread == threading.get_ident()
+            and overrides._len_torch_function_stack()  # noqa: SLF001
+            and overrides._get_current_function_mode() is self._over[-1]  # noqa: SLF001
+        ):
+            self._over.pop().__exit__(None, None, None)
 
     @staticmethod
     def _compiles() -> bool:
@@ -85,13 +99,16 @@ class BatchUses:
         return bool(dynamo is not None and dynamo.counters["stats"].get("unique_graphs"))
 
 
-def _mode(watched: dict[int, str], used: dict[str, str]) -> Any:
+def _mode(tensors: dict[str, Any], used: dict[str, str]) -> Any:
+    watched = {id(tensor): path for path, tensor in tensors.items()}
     base: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 
     class Watching(base):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.copied: set[str] = set()
+            self.alive = tensors  # or another would get the place, and the name, of one that is gone
+            self.thread = threading.get_ident()
             self.over = False
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -46,8 +46,10 @@ class Bench:
     def step(self) -> None:
         """A step boundary, in the thread that trains."""
         # All ranks change at the same update: levers change what they say to each other.
-        if self._next is not None and self._session.updates >= self._next["from_update"]:
-            plan, self._next = self._next, None
+        plan = self._next
+        if plan is not None and self._session.updates >= plan["from_update"]:
+            if self._next is plan:
+                self._next = None
             self._generation = plan["generation"]
             self._arms = list(zip(plan["numbers"], plan["arms"], strict=True))
             self._block = max(1, plan["block_updates"])

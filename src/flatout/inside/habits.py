@@ -32,7 +32,7 @@ class HabitsTap:
         self._where: dict[str, Any] = {}
         # Of the device's generator at the last call; True once it was seen to move.
         self._random_state: Any = None
-        self._uses = BatchUses()
+        self._uses = BatchUses(session.torch)
         self._sets_threads = "OMP_NUM_THREADS" in os.environ
         self._chooses_attention = False
 

@@ -7,13 +7,16 @@ from typing import Any
 _OURS = __file__.rpartition("inside")[0]
 
 
-def users_place(torch: Any) -> list[Any] | None:
-    """File and line of the nearest frame that is neither ours, nor torch's, nor Python's own machinery."""
+def users_frame(torch: Any) -> FrameType | None:
+    """The nearest frame that is neither ours, nor torch's, nor Python's own machinery."""
     libraries = (_OURS, torch.__file__.rpartition("__init__")[0])
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*libraries, "<")):
-            return [file, frame.f_lineno]
+    while frame is not None and frame.f_code.co_filename.startswith((*libraries, "<")):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def users_place(torch: Any) -> list[Any] | None:
+    """File and line of that frame."""
+    frame = users_frame(torch)
+    return [frame.f_code.co_filename, frame.f_lineno] if frame is not None else None

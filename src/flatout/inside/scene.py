@@ -5,14 +5,14 @@ switches, and everything that it made exists. A lever that fails is taken off, a
 """
 
 import contextlib
-import json
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import unseen
 from flatout.levers.catalogue import BY_ID
-from flatout.levers.lever import Call, Lever, Refused
+from flatout.levers.lever import Broken, Call, Lever, Refused
+from flatout.records.session import lever_key
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -34,6 +34,7 @@ class Scene:
         # By root: its call as written, and the calls that were composed around it so far.
         self._as_written: dict[int, Call] = {}
         self._composed: dict[tuple[int, tuple[str, ...]], Call] = {}
+        self._dropped: set[str] = set()
         self._wanted: Wanted = session.order.levers
         self._begun = False
         session.facts["levers"] = {}
@@ -88,7 +89,7 @@ class Scene:
             with self._dropping(lever):
                 lever.undo()
         for key, one in keys.items():
-            if key not in self._on and not self._is_dropped(one["id"]):
+            if key not in self._on and key not in self._dropped:
                 self._turn_on(key, one)
 
     def call_of(self, root: Any, as_written: Call) -> Call:
@@ -108,7 +109,7 @@ class Scene:
     def _turn_on(self, key: str, one: dict[str, Any]) -> None:
         kind = BY_ID.get(one["id"])
         if kind is None:
-            self._drop(one["id"], "this version of Flatout does not know it")
+            self._drop(key, one["id"], "this version of Flatout does not know it")
             return
         lever = self._made.get(key)
         if lever is None:
@@ -116,9 +117,9 @@ class Scene:
         try:
             lever.apply()
         except Refused as refusal:
-            self._drop(lever.id, str(refusal))
+            self._drop(key, lever.id, str(refusal))
         except Exception as error:  # noqa: BLE001 - a lever may fail alone
-            self._drop(lever.id, f"{type(error).__name__}: {error}")
+            self._drop(key, lever.id, f"{type(error).__name__}: {error}")
         else:
             self._on[key] = lever
             self._session.facts["levers"].setdefault(lever.id, {})["applied"] = True
@@ -127,7 +128,10 @@ class Scene:
     def _call(self, root: Any, as_written: Call, args: Any, kwargs: Any) -> Any:
         random = self._random_state()
         try:
-            return self._composed_for(root)(*args, **kwargs)
+            result = self._composed_for(root)(*args, **kwargs)
+            for lever in [one for one in self._on.values() if one.useless]:
+                self._take_off(lever, lever.useless)
+            return result
         except Exception as error:  # noqa: BLE001 - a lever may fail alone
             self._put_random_state_back(random)
             result = as_written(*args, **kwargs)  # where this raises too, the error is the script's own
@@ -146,11 +150,16 @@ class Scene:
         return call
 
     def _blame(self, error: Exception) -> None:
-        """A call failed that goes well as written: the innermost lever around it is the first suspect."""
-        suspects = sorted((lever for lever in self._on.values() if lever.layer), key=lambda one: one.layer)
+        """A call failed that goes well as written: whoever came on last is the first suspect."""
+        words = str(error).strip().splitlines() or [""]
+        if isinstance(error, Broken):
+            named = self.is_on(error.lever)
+            if named is not None:
+                self._take_off(named, words[0])
+                return
+        suspects = [lever for lever in self._on.values() if lever.layer]
         if suspects:
-            words = str(error).strip().splitlines() or [""]
-            self._take_off(suspects[0], f"{type(error).__name__}: {words[0][:300]}")
+            self._take_off(suspects[-1], f"{type(error).__name__}: {words[0][:300]}")
 
     @contextlib.contextmanager
     def _dropping(self, lever: Lever) -> Iterator[None]:
@@ -164,14 +173,14 @@ class Scene:
             self._on.pop(key)
             with contextlib.suppress(Exception):
                 lever.undo()
-        self._drop(lever.id, reason)
+        key = next((key for key, one in self._made.items() if one is lever), lever.id)
+        self._drop(key, lever.id, reason)
 
-    def _drop(self, lever: str, reason: str) -> None:
+    def _drop(self, key: str, lever: str, reason: str) -> None:
+        """For good, with these settings; with others it may do better."""
+        self._dropped.add(key)
         self._session.facts["levers"].setdefault(lever, {})["dropped"] = reason
-        self._session.log.add(("dropped", lever, reason))
-
-    def _is_dropped(self, lever: str) -> bool:
-        return "dropped" in self._session.facts["levers"].get(lever, {})
+        self._session.log.add(("dropped", key, reason))
 
     def _random_state(self) -> tuple[Any, Any]:
         torch = self.torch
@@ -186,4 +195,4 @@ class Scene:
 
 
 def _key(one: dict[str, Any]) -> str:
-    return json.dumps([one["id"], one.get("settings", {})], sort_keys=True)
+    return lever_key(one["id"], one.get("settings", {}))

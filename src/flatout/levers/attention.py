@@ -5,7 +5,7 @@ from typing import Any
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Call, Lever, Settings
+from flatout.levers.lever import Broken, Call, Lever, Settings
 
 
 class Attention(Lever):
@@ -46,7 +46,7 @@ class Attention(Lever):
 
     def rewriter(self, root: Any) -> Rewriter:
         """What rewrites the graphs of one root."""
-        rewriter = Rewriter(self.scene.torch, root.buffers)
+        rewriter = Rewriter(self.scene.torch, root)
         rewriter.same_random = self.scene.same_random
         return rewriter
 
@@ -60,23 +60,22 @@ class Attention(Lever):
             rewriter.rewrite(module, inputs)
             return module.forward
 
-        return insisting(rewriter, self.scene.torch.compile(fresh(call), backend=backend))
+        return self.insisting(rewriter, self.scene.torch.compile(fresh(call), backend=backend))
 
+    def insisting(self, rewriter: Rewriter, compiled: Call) -> Call:
+        """A rewrite that finds nothing is useless; one whose mask has changed must not be used again."""
+        called = False
 
-def insisting(rewriter: Rewriter, compiled: Call) -> Call:
-    """A rewrite that finds nothing has failed; one whose mask has changed must not be used again."""
-    called = False
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            nonlocal called
+            if rewriter.constants_changed():
+                raise Broken(self.id, "a mask that was taken for constant has been written to or replaced")
+            result = compiled(*args, **kwargs)
+            if not called:
+                called = True
+                if not rewriter.rewritten:
+                    reasons = f": {rewriter.refused[0]}" if rewriter.refused else ""
+                    self.useless = f"no attention was found that could be rewritten{reasons}"
+            return result
 
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal called
-        if rewriter.constants_changed():
-            raise RuntimeError("a mask that was taken for constant has been written to")
-        result = compiled(*args, **kwargs)
-        if not called:
-            called = True
-            if not rewriter.rewritten:
-                reasons = f": {rewriter.refused[0]}" if rewriter.refused else ""
-                raise RuntimeError(f"no attention was found that could be rewritten{reasons}")
-        return result
-
-    return checked
+        return checked

@@ -79,11 +79,11 @@ def match_attention(out: Any) -> Written | None:
                 return None
             dropout = p
         chain.append(node)
-        node = node.args[0]
+        node = _input(node)
     if name_of(node) != "softmax" or not _is_over_the_last(node) or not _is_used_once(node):
         return None
     chain.append(node)
-    weights, node = node, node.args[0]
+    weights, node = node, _input(node)
     scale, fills, bias = 1.0, [], None
     while (scores := _product(node)) is None:
         if not _is_node(node) or not _is_used_once(node):
@@ -91,7 +91,7 @@ def match_attention(out: Any) -> Written | None:
         chain.append(node)
         name = name_of(node)
         if name in _CASTS:
-            node = node.args[0]
+            node = _input(node)
         elif name in _FILLS or name == "where":
             fill = _fill(node)
             if fill is None:
@@ -101,7 +101,7 @@ def match_attention(out: Any) -> Written | None:
         elif name in _TIMES | _OVER and (factor := _factor(node, name)) is not None:
             scale *= factor[0]
             node = factor[1]
-        elif name in _PLUS and bias is None and scale == 1.0 and len(node.args) == 2 and not fills:
+        elif name in _PLUS and bias is None and scale == 1.0 and _is_plain_sum(node) and not fills:
             left, right = node.args
             if not (_is_node(left) and _is_node(right)):
                 return None
@@ -112,6 +112,10 @@ def match_attention(out: Any) -> Written | None:
             return None
     if not _is_used_once(node) or scale <= 0 or len({fill.value for fill in fills}) > 1:
         return None
+    if bias is not None and fills and fills[0].value != -math.inf:
+        return (
+            None  # in a row with nothing to see, what was added is lost in rounding; not so in a fused call
+        )
     if product.order_left is not None or scores.out_order is not None:
         return None  # weights that were turned around between the two products
     chain.append(node)
@@ -222,8 +226,19 @@ def _argument(node: Any, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
+def _input(node: Any) -> Any:
+    return _argument(node, 0, "input")
+
+
+def _is_plain_sum(node: Any) -> bool:
+    return len(node.args) == 2 and not node.kwargs  # `alpha` multiplies the second
+
+
 def _dropout(node: Any) -> float | None:
-    training = _argument(node, 2, "training", default=True)
+    # `F.dropout` trains unless told otherwise; `torch.dropout` has to be told, by another name.
+    training = _argument(node, 2, "training", default=node.kwargs.get("train"))
+    if training is None and getattr(node.target, "__module__", "") == "torch.nn.functional":
+        training = True
     p = _argument(node, 1, "p", default=0.5)
     if not isinstance(p, int | float) or not isinstance(training, bool) or p >= 1:
         return None
@@ -232,7 +247,8 @@ def _dropout(node: Any) -> float | None:
 
 def _is_over_the_last(softmax: Any) -> bool:
     dim = _argument(softmax, 1, "dim")
-    example = softmax.args[0].meta.get("example_value") if _is_node(softmax.args[0]) else None
+    scores = _input(softmax)
+    example = scores.meta.get("example_value") if _is_node(scores) else None
     return dim == -1 or (example is not None and dim == example.dim() - 1)
 
 
@@ -270,7 +286,7 @@ def _fill(node: Any) -> tuple[Fill, Any] | None:
         mask, number = _argument(node, 1, "mask"), _number(_argument(node, 2, "value"))
         if number is None:
             return None
-        fill, scores = Fill(mask, where=True, value=number), node.args[0]
+        fill, scores = Fill(mask, where=True, value=number), _input(node)
     return (fill, scores) if _is_node(mask) and fill.value <= AS_GOOD_AS_NEVER else None
 
 

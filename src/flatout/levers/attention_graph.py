@@ -7,7 +7,8 @@ run as written, and what the fused call makes of the same queries, keys and valu
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from flatout.levers.attention_forms import (
@@ -21,32 +22,34 @@ from flatout.levers.attention_forms import (
 
 # By how many roundings of the dtype the two may differ, relative to the size of the result.
 _ROUNDINGS = 16
+_AUGMENTED = {"iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"}
 
 
 class Rewriter:
     """Rewrites every attention of a graph that is proven to be one; says what became of each."""
 
-    def __init__(self, torch: Any, constants: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, torch: Any, root: Any) -> None:
         self._torch = torch
-        # Tensors that stay what they are during training: buffers.
-        self._constants = constants
+        self._root = root
         self.rewritten = 0
         self.refused: list[str] = []
         # In guard runs: draws the same random numbers as dropout that was written out.
         self.same_random = False
-        # Buffers that were taken for constant, and their versions then.
-        self._taken: list[tuple[Any, int]] = []
+        self._taken: list[Constant] = []
 
     def constants_changed(self) -> bool:
-        """Whether a mask that was taken for constant has been written to since."""
-        return any(tensor._version != version for tensor, version in self._taken)  # noqa: SLF001
+        """Whether a mask that was taken for constant has been written to or replaced since.
+
+        What is written through `.data` counts no version, and is not noticed.
+        """
+        return any(constant.has_changed() for constant in self._taken)
 
     def rewrite(self, module: Any, inputs: Sequence[Any]) -> None:
         """Rewrite in place; a graph in which nothing is found, or nothing is proven, stays as it is."""
-        found = [match for node in module.graph.nodes if (match := match_attention(node)) is not None]
+        found = [match for node in module.graph.nodes if (match := _match(node)) is not None]
         if not found:
             return
-        ways = _Proof(self._torch, module, found, _Origins(module, inputs, self._constants())).run(inputs)
+        ways = _Proof(self._torch, module, found, _Origins(module, inputs, self._root)).run(inputs)
         for match in found:
             way = ways[match.out]
             if isinstance(way, str):
@@ -109,6 +112,30 @@ def _math_attention(query: Any, key: Any, value: Any, **how: Any) -> Any:
 # Proof ------------------------------------------------------------------------------------------------------
 
 
+def _match(node: Any) -> Written | None:
+    try:
+        return match_attention(node)
+    except (AttributeError, IndexError, TypeError):  # written in a way that nobody has thought of
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A tensor that was taken for constant, where it lay, and its version then."""
+
+    tensor: Any
+    version: int
+    # The buffers of the module that holds it, and its name there; none for a constant of the graph's own.
+    owner: dict[str, Any] | None = None
+    name: str = ""
+
+    def has_changed(self) -> bool:
+        """Whether it was written to, or another has taken its place."""
+        if self.owner is not None and self.owner.get(self.name) is not self.tensor:
+            return True
+        return bool(self.tensor._version != self.version)  # noqa: SLF001
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """How to call the fused attention for one that was proven."""
@@ -118,35 +145,45 @@ class Way:
     mask_dimensions: int
     # What the result has to be cast to.
     cast_to: Any
-    taken: tuple[tuple[Any, int], ...]
+    taken: tuple[Constant, ...]
 
 
 class _Origins:
     """Which nodes of a graph come from what does not change from step to step."""
 
-    def __init__(self, module: Any, inputs: Sequence[Any], constants: Iterable[Any]) -> None:
-        known = {_place(tensor) for tensor in constants}
-        self._tensors: dict[Any, tuple[Any, ...]] = {}
+    def __init__(self, module: Any, inputs: Sequence[Any], root: Any) -> None:
+        known = _buffers(root)
+        self._constants: dict[Any, tuple[Constant, ...]] = {}
         given = iter(inputs)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 value = next(given, None)
                 if not hasattr(value, "untyped_storage"):
-                    self._tensors[node] = ()  # a size
+                    self._constants[node] = ()  # a size
                 elif _place(value) in known:
-                    self._tensors[node] = (value,)
+                    self._constants[node] = (known[_place(value)],)
             elif node.op == "get_attr":
                 value = _attribute(module, str(node.target))
                 if hasattr(value, "untyped_storage"):
-                    self._tensors[node] = (value,)
+                    self._constants[node] = (Constant(value, value._version),)  # noqa: SLF001
             elif node.op in ("call_function", "call_method") and not _draws(node):
                 sources = node.all_input_nodes
-                if all(source in self._tensors for source in sources):
-                    self._tensors[node] = tuple(one for source in sources for one in self._tensors[source])
+                if all(source in self._constants for source in sources):
+                    self._constants[node] = tuple(c for source in sources for c in self._constants[source])
+                elif _writes(node) and sources:
+                    self._forget(sources[0])
 
-    def of(self, node: Any) -> tuple[Any, ...] | None:
+    def of(self, node: Any) -> tuple[Constant, ...] | None:
         """The constant tensors from which it is made; None where it may be different next time."""
-        return self._tensors.get(node)
+        return self._constants.get(node)
+
+    def _forget(self, node: Any) -> None:
+        """Something else was written into it: it, and all that may share its memory, is constant no more."""
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            if self._constants.pop(one, None) is not None:
+                waiting += [*one.all_input_nodes, *one.users]
 
 
 class _Proof:
@@ -165,6 +202,8 @@ class _Proof:
         ways: dict[Any, Way | str] = dict.fromkeys(matches, "the graph did not reach it")
         values: dict[Any, Any] = {}
         judge = self._judge
+        # Layers may share a mask: a value is kept until the last that wants it.
+        uses = Counter(node for match in matches.values() for node in set(_nodes_of(match)))
 
         class Watched(torch.fx.Interpreter):  # type: ignore[misc, name-defined]
             def run_node(self, node: Any) -> Any:
@@ -177,8 +216,10 @@ class _Proof:
                         ways[node] = judge(match, values)
                     except Exception as error:  # noqa: BLE001 - what the fused call refuses stays as written
                         ways[node] = f"{type(error).__name__}: {error}"
-                    for one in _nodes_of(match):
-                        values.pop(one, None)
+                    for one in set(_nodes_of(match)):
+                        uses[one] -= 1
+                        if not uses[one]:
+                            values.pop(one, None)
                 return result
 
         devices = [
@@ -199,7 +240,8 @@ class _Proof:
         if not causal and (match.fills or match.bias is not None):
             masks = [values[fill.mask] for fill in match.fills]
             how = (masks, [fill.where for fill in match.fills], match.fill_value)
-            mask = additive_mask(query, *how, values.get(match.bias))
+            bias = values[match.bias] if match.bias is not None else None
+            mask = additive_mask(query, *how, bias)
             query = without_blind_rows(query, *how)
         fused = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, scale=match.scale
@@ -224,7 +266,7 @@ class _Proof:
 
     def _causality(
         self, match: Written, values: dict[Any, Any], rows: int, columns: int
-    ) -> tuple[bool, tuple[tuple[Any, int], ...]]:
+    ) -> tuple[bool, tuple[Constant, ...]]:
         """Whether everything that is masked is the future, and always will be."""
         torch = self._torch
         if rows != columns or len(match.fills) + (match.bias is not None) != 1:
@@ -244,7 +286,7 @@ class _Proof:
             return False, ()
         future = torch.ones(rows, columns, dtype=torch.bool, device=hidden.device).triu(1)
         causal = bool((hidden == future).all())
-        return causal, tuple((tensor, tensor._version) for tensor in sources) if causal else ()  # noqa: SLF001
+        return causal, sources if causal else ()
 
 
 def additive_mask(query: Any, masks: Sequence[Any], wheres: Sequence[bool], value: float, bias: Any) -> Any:
@@ -298,6 +340,23 @@ def _draws(node: Any) -> bool:
     return (
         "rand" in name or "dropout" in name or name in ("bernoulli", "bernoulli_", "multinomial", "normal_")
     )
+
+
+def _writes(node: Any) -> bool:
+    """Whether it writes into its first argument."""
+    name = name_of(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "setitem" or name in _AUGMENTED or "out" in node.kwargs
+
+
+def _buffers(root: Any) -> dict[Any, Constant]:
+    """Every buffer of a module and of those in it, by where it lies."""
+    return {
+        _place(tensor): Constant(tensor, tensor._version, module._buffers, name)  # noqa: SLF001
+        for module in root.modules()
+        for name, tensor in module._buffers.items()  # noqa: SLF001
+        if tensor is not None
+    }
 
 
 def _place(tensor: Any) -> tuple[int, Any]:

@@ -4,7 +4,7 @@ import sys
 import weakref
 from typing import Any
 
-from flatout.levers.attention import Attention, insisting
+from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
 from flatout.levers.job import JobFacts, amdahl
@@ -69,9 +69,8 @@ class Compile(Lever):
         attention, inner = self.scene.is_on("attention"), fresh(call)
         if isinstance(attention, Attention):
             rewriter = attention.rewriter(root)
-            compiled = insisting(
-                rewriter, torch.compile(inner, backend=_rewritten_first(torch, rewriter, mode))
-            )
+            backend = _rewritten_first(torch, rewriter, mode)
+            compiled = attention.insisting(rewriter, torch.compile(inner, backend=backend))
         else:
             compiled = torch.compile(inner, mode=None if mode == "default" else mode)
         if mode not in ("reduce-overhead", "max-autotune"):
@@ -89,7 +88,7 @@ class Compile(Lever):
             if not seen:
                 seen = True
                 if known["unique_graphs"] == before:
-                    raise RuntimeError("torch.compile found nothing that it could compile")
+                    self.useless = "torch.compile found nothing that it could compile"
             return result
 
         return checked

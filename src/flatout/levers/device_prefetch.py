@@ -55,7 +55,8 @@ class DevicePrefetch(Lever):
         super().__init__(scene, settings)
         self._looking = False
         self._mover: Mover | None = None
-        self._ahead: weakref.WeakKeyDictionary[Any, Ahead] = weakref.WeakKeyDictionary()
+        # By iterator: the epoch, known by its sampler's iterator, and what looks ahead in it.
+        self._ahead: weakref.WeakKeyDictionary[Any, tuple[Any, Ahead]] = weakref.WeakKeyDictionary()
         # The class whose method is replaced, and the method.
         self._patched: tuple[Any, Any] | None = None
 
@@ -78,7 +79,7 @@ class DevicePrefetch(Lever):
         self._put_back_when_empty()
 
     def _put_back_when_empty(self) -> None:
-        if self._patched is not None and not any(ahead.has_one for ahead in self._ahead.values()):
+        if self._patched is not None and not any(ahead.has_one for _, ahead in self._ahead.values()):
             kind, real = self._patched
             kind._next_data = real  # noqa: SLF001
             self._patched = None
@@ -88,13 +89,17 @@ class DevicePrefetch(Lever):
 
         @functools.wraps(real)
         def _next_data(iterator: Any) -> Any:
-            ahead = lever._ahead.get(iterator)
+            epoch, ahead = lever._ahead.get(iterator, (None, None))
+            now = iterator._sampler_iter  # noqa: SLF001
+            if ahead is not None and epoch is not now:
+                ahead = None  # an iterator with lasting workers begins a new epoch: what was fetched is old
             if ahead is None:
                 if not lever._looking or lever._mover is None or not lever._is_ours(iterator):
+                    lever._ahead.pop(iterator, None)
                     return real(iterator)
                 own = weakref.ref(iterator)  # or it would keep itself alive through us
                 ahead = Ahead(lever._mover, lambda: real(own()), lambda: workers_have_one(own()))
-                lever._ahead[iterator] = ahead
+                lever._ahead[iterator] = (now, ahead)
             batch = ahead.next(look_ahead=lever._looking and lever._trains())
             if not lever._looking:
                 lever._put_back_when_empty()

@@ -21,6 +21,14 @@ class Refused(Exception):
     """A lever cannot be applied to this job; the message says why. Nothing was changed."""
 
 
+class Broken(Exception):
+    """A lever that was on can hold no longer; raised in a call, which is then run as written."""
+
+    def __init__(self, lever: str, why: str) -> None:
+        super().__init__(why)
+        self.lever = lever
+
+
 class Scene(Protocol):
     """What a lever sees of the user's process."""
 
@@ -61,6 +69,8 @@ class Lever:
     def __init__(self, scene: Scene, settings: Settings) -> None:
         self.scene = scene
         self.settings = settings
+        # Set by a lever that finds in a call that it does nothing: the call's result stands, and it goes.
+        self.useless = ""
 
     # In Flatout's process
 

@@ -112,3 +112,8 @@ class Order:
         given["redirect_except"] = tuple(given.get("redirect_except", ()))
         given["levers"] = tuple(given.get("levers", ()))
         return cls(**given)
+
+
+def lever_key(lever: str, settings: dict[str, Any]) -> str:
+    """A lever with its settings, as both sides of the wall name it."""
+    return json.dumps([lever, settings], sort_keys=True)

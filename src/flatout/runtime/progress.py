@@ -13,7 +13,7 @@ from flatout.records.atomic import write_atomically
 from flatout.records.session import EVENTS_FILE, RANKS_FOLDER, STOP_FILE
 
 # Ranks look for the stop file a few times a second: all must have seen it before the update it names.
-_NOTICE_S = 1.0
+_NOTICE_S = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,8 @@ class Progress:
         self.started = time.monotonic()
         self.first_update: float | None = None
         self.last_news = self.started
+        # When anything came at all, be it an evaluation's.
+        self.last_sign = self.started
         self.asked_to_stop = False
 
     def look(self) -> bool:
@@ -45,8 +47,10 @@ class Progress:
         for place in (self._folder / RANKS_FOLDER).glob(f"*-*/{EVENTS_FILE}"):
             name = place.parent.name
             reader = self._readers.setdefault(name, StepsReader(place))
-            before = reader.replay.updates
+            before, read_before = reader.replay.updates, reader.bytes_read
             steps = reader.read()
+            if reader.bytes_read > read_before:
+                self.last_sign = time.monotonic()
             if steps:  # a process that loads torch and never trains is no rank
                 self._steps.setdefault(name, []).extend(steps)
             # An update is news before its device times have come: these are read several steps at a time.
@@ -108,7 +112,9 @@ class Progress:
         """An update that no rank has reached by the time that all have heard of it."""
         ahead = 1
         if sum(reader.replay.updates > 0 for reader in self._readers.values()) > 1:
-            ahead += int(_NOTICE_S * 1000 / max(self.median_ms() or 1.0, 0.01))
+            # What runs just now may be faster than what ran before.
+            fastest = min((_wall_ms(step) for step in self._lead()[-50:]), default=1.0)
+            ahead += int(_NOTICE_S * 1000 / max(fastest, 0.05))
         return self.updates + ahead
 
     def _lead(self) -> list[dict[str, Any]]:

@@ -176,11 +176,15 @@ class _Attempt:
                 progress.ask_to_stop()
             now = time.monotonic()
             if progress.first_update is not None:
-                patience = plan.director.silence_s if directed and plan.director is not None else None
-                silence_s = min(plan.silence_s, patience or plan.silence_s)
-                allowed = max(silence_s, 20 * (progress.median_ms() or 0) / 1000)
-                if now - progress.last_news > allowed:
+                slowest_s = 20 * (progress.median_ms() or 0) / 1000
+                if now - progress.last_news > max(plan.silence_s, slowest_s):
                     return True
+                patience = plan.director.silence_s if directed and plan.director is not None else None
+                if patience is not None:
+                    # An evaluation makes no update, and is no silence.
+                    patience = min(plan.silence_s, max(patience, plan.silence_s / 2))
+                    if now - progress.last_sign > max(patience, slowest_s):
+                        return True
             if progress.asked_to_stop:
                 deadline = deadline or now + _STOP_GRACE_S + 3 * (progress.median_ms() or 0) / 1000
                 if now > deadline:

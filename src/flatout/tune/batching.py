@@ -164,7 +164,7 @@ def _double(
     tried: list[Size],
 ) -> str:
     before = now.samples_per_s or 0.0
-    while last.pace is not None:
+    while last.pace is not None and not last.outcome:
         rate = last.pace.samples_per_s or 0.0
         if rate < before * (1 + _KNEE):
             return "throughput no longer grows"
@@ -179,11 +179,12 @@ def _double(
     return last.outcome
 
 
-def consequence(choice: Choice) -> str:
-    """What it means for the training, in a sentence."""
+def consequence(choice: Choice, times: float) -> str:
+    """What it means for the training, in a sentence; `times` as many samples reach the model in an update."""
     was = choice.settings["_was"]
     size = next(value for name, value in choice.settings.items() if not name.startswith("_"))
-    times = size / was
+    if abs(times - 1) < 0.01:  # the script accumulates less where a batch is larger
+        return f"batch {was} -> {size}: an update still sees as many samples as before, in fewer passes"
     return (
         f"batch {was} -> {size}: each step sees {times:g}x the samples, an epoch has {times:g}x fewer steps; "
         f"the learning rate is still the script's (the usual rules would multiply it by {times**0.5:.1f} for "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from flatout.records.atomic import write_atomically
-from flatout.records.session import ARM_FILE, ARMS_FILE
+from flatout.records.session import ARM_FILE, ARMS_FILE, lever_key
 from flatout.records.trial import Trial
 from flatout.runtime.progress import Progress
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
@@ -19,8 +19,8 @@ Answers = Mapping[str, list[ArmResult]]
 
 # A job that dies under one arm after the other has shown that it does not want to be tuned.
 _STARTS_AT_MOST = 8
-# Without an update. Compiling takes its time; nothing else that an arm does should.
-_HUNG_S = 60.0
+# Without a sign of life. Compiling takes its time; nothing else that an arm does should.
+_HUNG_S = 90.0
 _COMPILES = ("compile", "attention", "sdpa-backend", "cudnn-autotune")
 
 
@@ -92,9 +92,10 @@ class Bench:
             return self.finished
         if replay is not None and replay.dropped:
             for number, arm in enumerate(comparison.ask.arms):
-                dropped = [choice.id for choice in arm if choice.id in replay.dropped]
+                keys = [lever_key(choice.id, choice.settings) for choice in arm]
+                dropped = [replay.dropped[key] for key in keys if key in replay.dropped]
                 if dropped:
-                    comparison.failed[number] = replay.dropped[dropped[0]]
+                    comparison.failed[number] = dropped[0]
         if comparison.is_enough(self._block) or len(comparison.failed) >= len(comparison.ask.arms) - 1 > 0:
             self._next(comparison.results(self._block))
         return self.finished

@@ -6,6 +6,7 @@ first steps of the real job against.
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flatout.records.errors import CallerMistake
-from flatout.records.plan import Fingerprint
+from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence
 from flatout.tune.arms import ArmResult, Ask
@@ -81,42 +82,74 @@ def read_losses(folder: Path) -> SeenLosses | None:
         return None
 
 
-def write_job(folder: Path, job: Fingerprint) -> None:
-    """Which job is tuned here, for whoever wants to go on."""
-    (folder / JOB_FILE).write_bytes(msgspec.json.encode(job))
+def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice]) -> None:
+    """Which job is tuned here, where, and on top of what: for whoever wants to go on."""
+    words = [choice.words() for choice in base]
+    (folder / JOB_FILE).write_bytes(msgspec.json.encode({"job": job, "base": words}))
 
 
-def read_answers(folder: Path, job: Fingerprint) -> dict[str, list[ArmResult]]:
-    """What an earlier tuning of the same job has answered, by what was compared."""
-    try:
-        earlier = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Fingerprint)
-    except (OSError, msgspec.DecodeError) as error:
+def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
+    """Refuse to go on with the tuning of another script, or with other arguments."""
+    earlier = _earlier(folder)
+    if earlier is None:
         raise CallerMistake(
             f"{folder.name} is no tuning that could be gone on with",
             expected="a run of `flatout tune` that has begun to try levers",
             remedy="flatout report   # lists the runs",
-        ) from error
-    differences = [
-        name
-        for name in ("script", "script_sha256", "arguments")
-        if getattr(earlier, name) != getattr(job, name)
-    ]
+        )
+    compared = ("script", "script_sha256", "arguments")
+    differences = [name for name in compared if getattr(earlier[0], name) != getattr(job, name)]
     if differences:
         raise CallerMistake(
             f"{folder.name} tuned another job: its {' and '.join(differences)} differ",
             expected="the same script with the same arguments",
             remedy="leave --resume away, and begin anew",
         )
+
+
+def read_answers(
+    folder: Path, job: Fingerprint, base: Sequence[Choice]
+) -> tuple[dict[str, list[ArmResult]], str]:
+    """What an earlier tuning has answered, by what was compared; or why that says nothing here."""
+    earlier = _earlier(folder)
+    if earlier is None:
+        return {}, "what was to be resumed is gone"
+    then, then_base = earlier
+    compared = ("script_sha256", "arguments", "device", "torch", "flatout")
+    differences = [name for name in compared if getattr(then, name) != getattr(job, name)]
+    if then_base != [choice.words() for choice in base]:
+        differences.append("loader")
+    if differences:
+        return {}, f"nothing could be resumed: {' and '.join(differences)} differ from then"
     answers: dict[str, list[ArmResult]] = {}
     try:
         lines = (folder / COMPARISONS_FILE).read_text().splitlines()
     except OSError:
-        return answers
+        return answers, ""
     for line in lines:
         try:
             entry = json.loads(line)
             arms = [arm.pop("levers") for arm in entry["arms"]]
-            answers[json.dumps(arms)] = [msgspec.convert(arm, ArmResult) for arm in entry["arms"]]
+            results = [_read_back(msgspec.convert(arm, ArmResult)) for arm in entry["arms"]]
         except (ValueError, KeyError, msgspec.ValidationError):
             continue  # the last line of a tuning that was killed may be half of one
-    return answers
+        if not any(result.failed for result in results):  # what failed may have failed for another reason
+            answers[json.dumps(arms)] = results
+    return answers, ""
+
+
+def _earlier(folder: Path) -> tuple[Fingerprint, list[str]] | None:
+    try:
+        plain = json.loads((folder / JOB_FILE).read_text())
+        return msgspec.convert(plain["job"], Fingerprint), list(plain["base"])
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
+        return None
+
+
+def _read_back(result: ArmResult) -> ArmResult:
+    """JSON has no infinity: an interval that could be anything comes back without its ends."""
+    if result.speedup is None:
+        return result
+    low = -math.inf if result.low is None else result.low
+    high = math.inf if result.high is None else result.high
+    return dataclasses.replace(result, low=low, high=high)

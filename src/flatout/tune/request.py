@@ -1,16 +1,18 @@
 """What to tune, and what its trials have in common."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from flatout.levers.catalogue import BY_ID
+from flatout.records.errors import UnknownName
 from flatout.records.plan import Choice
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import ProfileRequest
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import Director, TrialPlan
 from flatout.tune.batching import BATCH_SIZE, loader_settings_of, with_batch_size
-from flatout.tune.bench import Answers
 
 Goal = Literal["throughput", "latency", "memory"]
 
@@ -30,8 +32,8 @@ class TuneRequest:
     max_memory_bytes: int | None = None
     # Levers that change the training, and that the user wants nevertheless.
     allow: frozenset[str] = frozenset()
-    # What an earlier search has answered.
-    answers: Answers = dataclasses.field(default_factory=dict)
+    # The run folder of an earlier tuning of this job, whose answers are taken over.
+    resume: Path | None = None
 
     @property
     def seed(self) -> int:
@@ -80,3 +82,16 @@ def command_of(command: JobCommand, levers: Sequence[Choice]) -> JobCommand:
         if choice.id == BATCH_SIZE:
             command = with_batch_size(command, choice)
     return command
+
+
+def insist_on_known_levers(
+    *, only: Iterable[str] = (), skip: Iterable[str] = (), allow: Iterable[str] = ()
+) -> None:
+    """Names that nobody knows are the caller's mistake; to be allowed is what changes the training."""
+    for name in (*only, *skip):
+        if name not in BY_ID:
+            raise UnknownName("lever", name, BY_ID)
+    recipes = [name for name, kind in BY_ID.items() if kind.safety == "recipe"]
+    for name in allow:
+        if name not in recipes:
+            raise UnknownName("lever that changes the training", name, recipes)

@@ -138,7 +138,7 @@ class Finder:
     def _without_conflicts(self, slowest_first: list[Choice]) -> list[Choice]:
         kept: list[Choice] = []
         for choice in reversed(slowest_first):
-            rival = next((one for one in kept if _conflict(choice, one)), None)
+            rival = next((one for one in kept if conflict(choice, one)), None)
             if rival is None:
                 kept.append(choice)
             else:
@@ -180,7 +180,7 @@ class Finder:
         if not self._has_time((choice,)):
             return
         # Another setting of it, and what must not be on beside it, make room.
-        without = tuple(one for one in self.best if one.id != choice.id and not _conflict(one, choice))
+        without = tuple(one for one in self.best if one.id != choice.id and not conflict(one, choice))
         arm = _ordered((*without, choice))
         results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
         result = results[1]
@@ -254,7 +254,7 @@ class Finder:
             return True
         if result.speedup < 1.0 - WORTH / 2 and (result.high or 1.0) < 1.0:
             reason = f"slower: {result.speedup:.3f}x"
-        elif result.speedup < 1.0 + WORTH:
+        elif result.speedup < 1.0 + WORTH or result.low is None or result.high is None:
             reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
         else:
             reason = f"{result.speedup:.3f}x, but it could be chance ({result.low:.3f} to {result.high:.3f})"
@@ -323,7 +323,8 @@ def _ordered(choices: Iterable[Choice]) -> Arm:
     return tuple(sorted(choices, key=lambda choice: _RANKS.index(choice.id)))
 
 
-def _conflict(one: Choice, other: Choice) -> bool:
+def conflict(one: Choice, other: Choice) -> bool:
+    """Whether two levers must not be on together."""
     return other.id in BY_ID[one.id].conflicts or one.id in BY_ID[other.id].conflicts
 
 

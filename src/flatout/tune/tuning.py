@@ -13,7 +13,7 @@ from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID, LEVERS
 from flatout.levers.job import JobFacts
 from flatout.records.errors import JobFailed
-from flatout.records.plan import Choice
+from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.session import TAPS
 from flatout.records.tuning import LeverTrial, Pace
@@ -26,14 +26,14 @@ from flatout.runtime.sweep import sweep_loader, workers_needed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE, as_trials, climb, consequence
-from flatout.tune.bench import Bench
+from flatout.tune.bench import Answers, Bench
 from flatout.tune.facts import fingerprint, job_facts
-from flatout.tune.journal import Journal, write_job
+from flatout.tune.journal import Journal, read_answers, write_job
 from flatout.tune.pace import Measured, gain, measured_in, pace_of
 from flatout.tune.proof import Proof, with_verdicts
 from flatout.tune.request import TuneRequest, order_of
 from flatout.tune.result import Found, Stages, result_of
-from flatout.tune.search import WORTH, Finder, Limits
+from flatout.tune.search import WORTH, Finder, Limits, conflict
 
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03
@@ -66,22 +66,24 @@ class _Tuner:
         most_s = min(12.0, max(3.0, request.budget_s / 10))
         self._measured = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=most_s)
         self._notes: list[str] = []
+        self._answers: Answers = {}
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
         baseline = self._baseline()
         as_written = pace_of(baseline)
-        write_job(self._folder, fingerprint(self._request.job.command, None, {}))
         about = read_ranks(self._trials_folder / "1-profile")[0].about
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
         loader, loader_trial = self._loader(job, baseline, ())
         base = (loader,) if loader is not None else ()
+        self._resume(fingerprint(self._request.job.command, baseline, about), base)
         finder = Finder(_with_workers(job, loader), self._limits)
         candidates = finder.candidates(LEVERS)
         if self._request.goal == "memory":
-            found, measured = self._lean(finder, candidates, base, as_written)
+            # A loader's workers serve speed, and take memory.
+            found, measured = self._lean(finder, candidates, (), as_written)
         else:
             if candidates:
                 self._bench(finder, candidates, base)
@@ -202,6 +204,13 @@ class _Tuner:
         facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})
         return self._loader(facts, profile, levers)
 
+    def _resume(self, job: Fingerprint, base: Sequence[Choice]) -> None:
+        write_job(self._folder, job, base)
+        if self._request.resume is not None:
+            self._answers, problem = read_answers(self._request.resume, job, base)
+            if problem:
+                self._notes.append(problem)
+
     def _bench(self, finder: Finder, candidates: Sequence[Choice], base: Sequence[Choice]) -> None:
         asked = ["levers"]
 
@@ -216,7 +225,7 @@ class _Tuner:
             finder.search(candidates),
             lambda ask: asked.append(ask.what),
             self._write_down,
-            self._request.answers,
+            self._answers,
         )
         plan = self._request.trial("levers", StopRule(most_seconds=1e9), base, director=bench, bench=True)
         try:
@@ -239,13 +248,16 @@ class _Tuner:
             if time.monotonic() > self._limits.deadline:
                 finder.conclude(choice, "skipped", "the time allowed was over")
                 continue
-            if any(one.id == choice.id for one in found):
-                finder.conclude(choice, "skipped", "another setting of it is in")
+            if any(one.id == choice.id or conflict(one, choice) for one in found):
+                finder.conclude(choice, "skipped", "another setting of it, or what conflicts with it, is in")
                 continue
             measured = self._measure(f"memory with {choice.words()}", (*found, choice), as_written)
             pace = measured.pace
-            if pace is None or pace.peak_bytes is None or best.peak_bytes is None:
+            if pace is None:
                 finder.conclude(choice, "failed", f"the run ended as {measured.outcome!r}")
+                continue
+            if pace.peak_bytes is None or best.peak_bytes is None:
+                finder.conclude(choice, "skipped", "how much memory the job takes is not known here")
                 continue
             less, slower = 1 - pace.peak_bytes / best.peak_bytes, as_written.step_ms / pace.step_ms
             words = f"{memory_size(best.peak_bytes)} -> {memory_size(pace.peak_bytes)}"
@@ -317,6 +329,8 @@ class _Tuner:
         base = self._measure("batch size: as it is", light, now) if light != chosen else None
         base_pace = base.pace if base is not None and base.pace is not None else now
 
+        samples_per_step: dict[str, float] = {}
+
         def measure(choice: Choice) -> tuple[Pace | None, float | None, str]:
             found = self._measure(choice.words(), (*light, choice), now)
             if found.pace is None or found.profile is None or found.profile.samples_per_step is None:
@@ -324,6 +338,7 @@ class _Tuner:
             if self._is_too_large(found.pace):
                 return None, None, f"{memory_size(found.pace.peak_bytes or 0)}: more than --max-memory"
             samples = found.profile.samples_per_step / max(1.0, found.profile.micro_batches)
+            samples_per_step[choice.words()] = found.profile.samples_per_step
             return found.pace, samples, ""
 
         room = self._request.max_memory_bytes or baseline.memory.device_total_bytes
@@ -335,8 +350,10 @@ class _Tuner:
         if whole is None or self._is_too_large(whole) or gain(now, whole) < 1 + WORTH:
             self._notes.append("with the whole plan a larger batch was no faster")
             return None, None, [_rejected(trial) for trial in trials]
-        self._notes.append(consequence(choice))
-        measured = dataclasses.replace(choice, measured_speedup=gain(now, whole), reason=consequence(choice))
+        times = samples_per_step[choice.words()] / (baseline.samples_per_step or 1.0)
+        told = consequence(choice, times)
+        self._notes.append(told)
+        measured = dataclasses.replace(choice, measured_speedup=gain(now, whole), reason=told)
         kept = [
             msgspec.structs.replace(trial, measured_speedup=measured.measured_speedup)
             if trial.verdict == "kept"

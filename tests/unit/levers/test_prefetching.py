@@ -1,9 +1,11 @@
+# ruff: noqa: PLW2901 - loops as people write them
 """Batches ahead of time: in order, each once, in whatever nesting; only what nobody could miss."""
 
 import collections
 import dataclasses
 import gc
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -133,6 +135,23 @@ def test_switching_it_on_and_off_in_mid_epoch_loses_no_batch_and_leaves_no_trace
     assert not len(lever._ahead)
 
 
+def test_an_epoch_that_was_left_early_leaves_nothing_to_the_next() -> None:
+    """Lasting workers keep their iterator: what was fetched ahead is no batch of the next epoch."""
+    loader = DataLoader(torch.arange(40), batch_size=4, num_workers=1, persistent_workers=True)
+    lever, epochs = lever_on(), []
+    lever.apply()
+    for _ in range(3):
+        seen = []
+        for batch in loader:
+            seen.append(batch.tolist()[0])
+            time.sleep(0.05)  # so that the next one lies ready
+            if len(seen) == 4:
+                break
+        epochs.append(seen)
+    lever.undo()
+    assert epochs == [[0, 4, 8, 12]] * 3
+
+
 def test_another_data_set_and_an_evaluation_are_left_alone() -> None:
     lever = lever_on(_data_set="torch.Tensor of 8")
     other = iter(DataLoader(torch.arange(40), batch_size=2, num_workers=1))
@@ -145,7 +164,7 @@ def test_another_data_set_and_an_evaluation_are_left_alone() -> None:
     lever.scene.roots()[0].training = False
     next(own)
     next(own)
-    assert not lever._ahead[own].has_one
+    assert not lever._ahead[own][1].has_one
     lever.undo()
 
 
@@ -169,63 +188,109 @@ def test_it_is_refused_where_it_could_be_told() -> None:
 # What the loop does with a batch ----------------------------------------------------------------------------
 
 
+# As the loader tap does it, from a file that is nobody's: the user's frame is that of the loop.
+WATCHED = """
+class Watched:
+    def __init__(self, uses, loader):
+        self.uses, self.loader = uses, loader
+    def __iter__(self):
+        self.batches = iter(self.loader)
+        return self
+    def __next__(self):
+        batch = next(self.batches)
+        self.uses.came(self.batches, batch)
+        return batch
+"""
+
+
 def copied_by(loop: Any) -> dict[str, Any]:
-    """What is learned of a loop body that gets a batch and calls the model."""
+    """What is learned of a loop that gets batches and calls the model."""
     if "torch._dynamo.utils" in sys.modules:  # where code was compiled, it does not look
         torch._dynamo.utils.counters.clear()
-    uses = BatchUses()
-    batches = iter(DataLoader([(torch.ones(3), 1)] * 16, batch_size=2))
-    for _ in range(6):
-        batch = next(batches)
-        uses.came(batches, batch)
-        loop(batch, uses.root_called)
+    names: dict[str, Any] = {}
+    exec(compile(WATCHED, "<watched>", "exec"), names)
+    uses = BatchUses(torch)
+    loop(names["Watched"](uses, DataLoader([(torch.ones(3), 1)] * 16, batch_size=2)), uses.root_called)
     return uses.describe()
 
 
-def copies(batch: Any, model: Any) -> None:
-    x, y = batch
-    batch.clear()
-    assert x.shape[0] == len(x)
-    x, y = x.to("meta", non_blocking=True), y.to("meta")
-    model()
+def copies(loader: Any, model: Any) -> None:
+    for x, y in loader:
+        x, y = x.to("meta", non_blocking=True), y.to("meta")
+        model()
 
 
-def keeps_one(batch: Any, model: Any) -> None:
-    x, y = batch
-    batch.clear()
-    kept = x
-    x, y = x.to("meta"), y.to("meta")
-    model()
-    assert kept is not None
+def copies_one_by_one(loader: Any, model: Any) -> None:
+    for number, (x, y) in enumerate(loader):
+        assert number >= 0
+        x = x.to("meta")
+        y = y.to("meta")
+        model()
 
 
-def looks_first(batch: Any, model: Any) -> None:
-    x, y = batch
-    batch.clear()
-    x.mean()
-    x, y = x.to("meta"), y.to("meta")
-    model()
+def keeps_one(loader: Any, model: Any) -> None:
+    for x, y in loader:
+        kept = x
+        x, y = x.to("meta"), y.to("meta")
+        model()
+        assert kept is not None
 
 
-def changes_first(batch: Any, model: Any) -> None:
-    x, y = batch
-    batch.clear()
-    x = x.half().to("meta")
-    y = y.to("meta")
-    model()
+def looks_first(loader: Any, model: Any) -> None:
+    for x, y in loader:
+        x.mean()
+        x, y = x.to("meta"), y.to("meta")
+        model()
 
 
-def never_copies(batch: Any, model: Any) -> None:
-    model()
+def looks_now_and_then(loader: Any, model: Any) -> None:
+    for number, (x, y) in enumerate(loader):
+        if number == 1000:
+            x.numpy()
+        x, y = x.to("meta"), y.to("meta")
+        model()
+
+
+def copies_now_and_then(loader: Any, model: Any) -> None:
+    for x, y in loader:
+        if y is not None:
+            x = x.to("meta")
+        y = y.to("meta")
+        model()
+
+
+def changes_first(loader: Any, model: Any) -> None:
+    for x, y in loader:
+        x = x.half().to("meta")
+        y = y.to("meta")
+        model()
+
+
+def takes_them_otherwise(loader: Any, model: Any) -> None:
+    batches = iter(loader)
+    while (batch := next(batches, None)) is not None:
+        x, y = batch
+        del batch
+        x, y = x.to("meta"), y.to("meta")
+        model()
+
+
+def never_copies(loader: Any, model: Any) -> None:
+    for _batch in loader:
+        model()
 
 
 @pytest.mark.parametrize(
     ("loop", "copied"),
     [
         (copies, ["0", "1"]),
+        (copies_one_by_one, ["0", "1"]),
         (keeps_one, ["1"]),
         (looks_first, ["1"]),
+        (looks_now_and_then, ["1"]),
+        (copies_now_and_then, []),
         (changes_first, ["1"]),
+        (takes_them_otherwise, []),
         (never_copies, []),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

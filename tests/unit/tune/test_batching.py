@@ -136,7 +136,10 @@ def test_a_size_that_would_not_fit_is_not_tried() -> None:
 
 
 def test_the_learning_rate_is_spoken_of() -> None:
-    words = consequence(Source("-b").choice(16, 4))
+    words = consequence(Source("-b").choice(16, 4), 4.0)
     assert "4 -> 16" in words
     assert "learning rate is still the script's" in words
     assert "2.0 for Adam, by 4 for SGD" in words
+    fewer_passes = consequence(Source("-b").choice(16, 4), 1.0)
+    assert "as many samples as before" in fewer_passes
+    assert "learning rate" not in fewer_passes

@@ -1,5 +1,6 @@
 """What tuning writes down: answers that a later tuning can go on with, predictions, and losses for `run`."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,15 @@ from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.bench import Bench, Search, key_of
 from flatout.tune.calibration import CALIBRATION_FILE, record, reliability
 from flatout.tune.continuing import judge_first_steps
-from flatout.tune.journal import COMPARISONS_FILE, Journal, SeenLosses, read_answers, read_losses, write_job
+from flatout.tune.journal import (
+    COMPARISONS_FILE,
+    Journal,
+    SeenLosses,
+    insist_on_the_same_job,
+    read_answers,
+    read_losses,
+    write_job,
+)
 
 JOB = Fingerprint(
     script="train.py", script_sha256="abc", arguments=("--lr", "1"), device="", torch="", flatout=""
@@ -23,37 +32,55 @@ ASK = Ask(arms=((), (BF16,), (BF16, COMPILE)), what="levers")
 RESULTS = [
     ArmResult(step_ms=10.0, speedup=1.0, low=1.0, high=1.0),
     ArmResult(step_ms=5.0, speedup=2.0, low=1.9, high=2.1, host_share=0.4),
-    ArmResult(step_ms=None, failed="it crashed"),
+    ArmResult(step_ms=4.0, speedup=2.5, low=2.4, high=2.6),
 ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_job(tmp_path, JOB)
+    write_job(tmp_path, JOB, ())
     Journal(tmp_path).add(ASK, RESULTS, at_s=1.0, took_s=2.0)
     return tmp_path
 
 
 def test_answers_are_read_back_as_they_were(folder: Path) -> None:
-    assert read_answers(folder, JOB) == {key_of(ASK.arms): RESULTS}
+    assert read_answers(folder, JOB, ()) == ({key_of(ASK.arms): RESULTS}, "")
+
+
+def test_an_interval_that_could_be_anything_comes_back(folder: Path) -> None:
+    wide = [RESULTS[0], ArmResult(step_ms=5.0, speedup=2.0, low=-math.inf, high=math.inf)]
+    Journal(folder).add(Ask(arms=((), (BF16,)), what="once"), wide, at_s=1.0, took_s=2.0)
+    assert read_answers(folder, JOB, ())[0][key_of(((), (BF16,)))] == wide
+
+
+def test_what_failed_is_asked_again(folder: Path) -> None:
+    failed = [RESULTS[0], ArmResult(step_ms=None, failed="the machine was full")]
+    Journal(folder).add(Ask(arms=((), (BF16,)), what="once"), failed, at_s=1.0, took_s=2.0)
+    assert list(read_answers(folder, JOB, ())[0]) == [key_of(ASK.arms)]
 
 
 def test_half_a_line_is_no_reason_to_fail(folder: Path) -> None:
     with (folder / COMPARISONS_FILE).open("a") as file:
         file.write('{"arms": [{"lev')
-    assert len(read_answers(folder, JOB)) == 1
+    assert len(read_answers(folder, JOB, ())[0]) == 1
     (folder / COMPARISONS_FILE).unlink()
-    assert read_answers(folder, JOB) == {}
+    assert read_answers(folder, JOB, ()) == ({}, "")
 
 
 def test_another_job_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = Fingerprint(
-        script="train.py", script_sha256="abd", arguments=("--lr", "1"), device="", torch="", flatout=""
-    )
+    insist_on_the_same_job(folder, JOB)
     with pytest.raises(CallerMistake, match="script_sha256"):
-        read_answers(folder, other)
+        insist_on_the_same_job(folder, dataclasses.replace(JOB, script_sha256="abd"))
     with pytest.raises(CallerMistake, match="gone on with"):
-        read_answers(tmp_path / "nothing", JOB)
+        insist_on_the_same_job(tmp_path / "nothing", JOB)
+
+
+@pytest.mark.parametrize("changed", ["device", "torch", "flatout"])
+def test_answers_of_another_machine_say_nothing_here(folder: Path, changed: str) -> None:
+    found, why = read_answers(folder, dataclasses.replace(JOB, **{changed: "other"}), ())
+    assert found == {}
+    assert changed in why
+    assert "loader" in read_answers(folder, JOB, (Choice(id="loader"),))[1]
 
 
 def test_a_search_goes_on_after_its_last_answer(folder: Path) -> None:
@@ -65,7 +92,7 @@ def test_a_search_goes_on_after_its_last_answer(folder: Path) -> None:
         got.append((yield Ask(arms=((BF16,), (COMPILE,)), what="new")))
 
     asked: list[str] = []
-    bench = Bench(search(), lambda ask: asked.append(ask.what), answers=read_answers(folder, JOB))
+    bench = Bench(search(), lambda ask: asked.append(ask.what), answers=read_answers(folder, JOB, ())[0])
     bench._next(None)
     assert got == [RESULTS]
     assert asked == ["new"]
