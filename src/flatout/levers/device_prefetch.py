@@ -16,9 +16,9 @@ class DevicePrefetch(Lever):
     """The next batch travels to the GPU while it works on this one.
 
     On a stream of its own, awaited by the device and not by the host; the script's own `.to(device)` then
-    finds the tensor there. Only for tensors of which the baseline showed that the loop's first and only use
-    is that copy, and that nobody holds the original afterwards; only for the loader that trains, and while
-    the model trains. Needs a DataLoader with workers: without, nothing can be ready ahead of time.
+    finds the tensor there. Only for tensors of which the baseline and the source of the loop show that the
+    first and only use is that copy, and that the copy takes the name; only for the loader that trains, and
+    while the model trains. Needs a DataLoader with workers: without, nothing can be ready ahead of time.
     """
 
     id = "device-prefetch"

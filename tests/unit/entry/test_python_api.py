@@ -151,3 +151,30 @@ def test_what_no_other_process_can_find_is_not_tuned() -> None:
         flatout.tune(lambda: (*parts(), print))
     with pytest.raises(AttributeError, match="no attribute"):
         flatout.tuned  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_loader_keeps_its_sampler_whatever_its_data_set_is() -> None:
+    """A list, and many a data set of others, can be iterated and is no stream."""
+    model, optimizer, _ = parts()
+    levers = plan(Choice(id="loader", settings={"num_workers": 1}))
+    loader = DataLoader([torch.ones(4)] * 8, batch_size=2, shuffle=True, timeout=0)
+    new = flatout.apply(levers, model, optimizer, loader).loader
+    assert new.sampler is loader.sampler
+    assert (new.num_workers, new.batch_size) == (1, 2)
+
+
+def test_undoing_leaves_the_users_own_compiled_call() -> None:
+    model, optimizer, _ = parts()
+    own = model._call_impl
+    model.__dict__["_compiled_call_impl"] = own
+    applied = flatout.apply(plan(Choice(id="fused-optimizer")), model, optimizer)
+    applied.undo()
+    assert model.__dict__["_compiled_call_impl"] is own
+
+
+@pytest.mark.parametrize(
+    "options", [{"only": "bf16"}, {"only": ["bf61"]}, {"skip": ["x"]}, {"goal": "fame"}], ids=str
+)
+def test_names_that_nobody_knows_are_mistakes(options: dict[str, Any]) -> None:
+    with pytest.raises(CallerMistake):
+        flatout.tune(parts, **options)

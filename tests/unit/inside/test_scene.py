@@ -10,7 +10,7 @@ from torch import nn
 
 from flatout.inside.session import Session
 from flatout.levers import catalogue
-from flatout.levers.lever import Call, Lever, Refused
+from flatout.levers.lever import Broken, Call, Lever, Refused
 from flatout.records.session import Order
 
 
@@ -36,6 +36,10 @@ class Doubling(Lever):
             if self.settings.get("breaks"):
                 torch.rand(1)
                 raise ValueError("planted")
+            if self.settings.get("broken"):
+                raise Broken(self.id, "it can hold no longer")
+            if self.settings.get("useless"):
+                self.useless = "it does nothing"
             return 2 * call(*args, **kwargs)
 
         return doubled
@@ -179,3 +183,30 @@ def test_two_roots_have_a_seat_each(watching: Any) -> None:
         optimizer.step()
         seen.append(out.item())
     assert seen == [16.0, 16.0, 16.0]
+
+
+def test_who_came_on_last_is_blamed_and_the_others_stay(watching: Any) -> None:
+    session = watching({"id": "doubling", "settings": {}}, {"id": "doubling", "settings": {"breaks": True}})
+    assert train(ones()) == [2.0, 4.0, 4.0]  # as written, then without the one that breaks
+    assert [key for key in session.scene._dropped if "breaks" in key] == list(session.scene._dropped)
+
+
+def test_settings_that_failed_do_not_keep_others_from_being_tried(watching: Any) -> None:
+    session = watching({"id": "doubling", "settings": {"breaks": True}}, bench=True)
+    model = ones()
+    assert train(model) == [2.0, 2.0, 2.0]
+    session.scene.switch([{"id": "doubling", "settings": {}}])
+    assert train(model) == [4.0, 4.0, 4.0]
+    session.scene.switch([{"id": "doubling", "settings": {"breaks": True}}])
+    assert train(model) == [2.0, 2.0, 2.0]
+
+
+def test_a_lever_that_does_nothing_goes_and_its_call_stands(watching: Any) -> None:
+    session = watching({"id": "doubling", "settings": {"useless": True}})
+    assert train(ones()) == [4.0, 2.0, 2.0]
+    assert session.facts["levers"]["doubling"]["dropped"] == "it does nothing"
+
+
+def test_a_lever_that_says_that_it_can_hold_no_longer_is_the_one_to_go(watching: Any) -> None:
+    watching({"id": "doubling", "settings": {"broken": True}}, {"id": "doubling", "settings": {}})
+    assert train(ones()) == [2.0, 4.0, 4.0]
