@@ -67,6 +67,7 @@ def test_without_torch_the_extra_is_named(flatout: Run, tmp_path: Path) -> None:
     assert "flatout[torch]" in done.stderr
 
 
+@pytest.mark.full
 def test_a_measurement_without_a_cache_writes_only_what_was_asked_for(flatout: Run, tmp_path: Path) -> None:
     done = flatout("limits", "--device", "cpu", "--dtype", "fp32", "--no-cache", "--html", "page.html")
     assert done.returncode == 0, done.stderr

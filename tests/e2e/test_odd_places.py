@@ -58,6 +58,7 @@ def test_a_bare_flatout_is_a_question_and_answered_with_help(flatout: Run) -> No
     assert done.stderr == ""
 
 
+@pytest.mark.full
 def test_modules_of_the_users_are_not_ours_to_import(tmp_path: Path) -> None:
     for name in ("statistics", "types", "json", "torch", "platform", "psutil"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of the user ran')")

@@ -283,6 +283,7 @@ def test_the_sweep_finds_that_workers_help_a_slow_data_set(place: Place) -> None
     assert re.search(r"best: DataLoader\(\.\.\., num_workers=\d", shown.stdout)
 
 
+@pytest.mark.full
 def test_the_sweep_refuses_workers_for_a_stream_that_would_come_twice(place: Place) -> None:
     place.script(QUICK + STREAM + LOADING)
     done = place.flatout("profile", "--no-limits", "--json", "--loader", "--seconds", "2", "train.py")

@@ -223,6 +223,7 @@ def test_two_optimizers_checkpoints_and_no_seed(place: Place) -> None:
     assert "set_detect_anomaly(False)" in place.flatout("patch").stdout
 
 
+@pytest.mark.full
 def test_ranks_change_together(place: Place) -> None:
     place.script(RANKS)
     found = tuned(place, "--only", "debug-modes", *torchrun("train.py"))

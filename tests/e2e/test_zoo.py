@@ -299,6 +299,7 @@ def test_a_package_run_as_a_module_finds_itself_and_leaves_what_it_leaves_alone(
     assert [step["samples"] for step in steps_of(rank)] == [5] * 4
 
 
+@pytest.mark.full
 def test_each_training_that_a_shell_script_starts_is_seen(tmp_path: Path) -> None:
     command = ["env", f"PYTHON={sys.executable}", "sh", str(ZOO / "train.sh")]
     seen, ranks = watched(tmp_path, command)
