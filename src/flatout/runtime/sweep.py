@@ -175,7 +175,10 @@ def workers_needed(load_ms: float, step_ms: float, host: Host) -> list[int]:
     """Counts worth trying where a batch takes `load_ms` to make and `step_ms` to train on."""
     cores = cores_allowed(host)
     enough = min(cores, max(1, math.ceil(1.2 * load_ms / max(step_ms, 0.01))))
-    return sorted({enough, min(cores, 2 * enough)})
+    counts = {enough, min(cores, 2 * enough)}
+    if enough == cores:  # they would take the training loop's own cores
+        counts.add(max(1, cores // 2))
+    return sorted(counts)
 
 
 def worker_counts(host: Host) -> list[int]:

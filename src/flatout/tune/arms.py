@@ -14,6 +14,7 @@ Arm = tuple[Choice, ...]
 # The first steps of a block belong to the switch: allocators, caches and clocks settle.
 _SETTLING = 2
 _ENOUGH_TO_TRIM = 5
+_COMPILES_AT_MOST = 5
 _HOST_WORK = ("forward_ns", "backward_ns", "optimizer_ns", "clipping_ns")
 # Of the t distribution: 95 % of the mean of n values lie within so many standard errors.
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -60,6 +61,8 @@ class Comparison:
         # By arm, the blocks in which it was on: times of the steps that count.
         self._blocks: list[list[list[float]]] = [[] for _ in ask.arms]
         self._compile_ms = [0.0 for _ in ask.arms]
+        # The blocks in which it compiled: once is the price, in every other block it never ends.
+        self._compiled_in: list[set[int]] = [set() for _ in ask.arms]
         self._host_shares: list[list[float]] = [[] for _ in ask.arms]
         self.failed: dict[int, str] = {}
 
@@ -74,6 +77,9 @@ class Comparison:
         wall_ms = (step["ended_ns"] - step["started_ns"] - step["evaluation_ns"]) / NS_PER_MS
         if step["compiles"]:
             self._compile_ms[arm] += wall_ms
+            self._compiled_in[arm].add(len(self._blocks[arm]))
+            if len(self._compiled_in[arm]) > _COMPILES_AT_MOST:
+                self.failed.setdefault(arm, "it compiles again and again: shapes or values keep changing")
         if in_block <= _SETTLING or step["compiles"] or not self._blocks[arm]:
             return
         device = step.get("device_ms") if not step["evaluations"] else None

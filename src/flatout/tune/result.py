@@ -15,6 +15,7 @@ from flatout.tune.calibration import record
 from flatout.tune.facts import fingerprint, places_below
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
+from flatout.tune.search import OUT_OF_TIME
 
 # Two measures of the same plan that differ by more than this are worth a word.
 _DISAGREE = 0.15
@@ -185,7 +186,13 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
     if stages.chosen:
         return f"{speedup:.2f}x faster with {levers}"
     tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]
+    late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
+    if late:
+        return f"nothing gained in the time allowed, which was over before {', '.join(late)}"
     if tried:
-        return f"nothing to gain: {len(tried)} levers were tried, none of which made the job faster"
+        count = (
+            f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"
+        )
+        return f"nothing to gain: {count} made the job {'faster' if len(tried) > 1 else 'no faster'}"
     reasons = [f"{trial.lever}: {trial.reason}" for trial in trials if trial.verdict == "skipped"]
     return f"nothing to gain: no lever applies ({'; '.join(reasons)})"

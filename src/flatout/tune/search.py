@@ -25,6 +25,7 @@ from flatout.tune.bench import Search
 WORTH = 0.01
 # What Amdahl's law promises less than this for is not tried.
 _CANNOT_MATTER = 1.005
+OUT_OF_TIME = "the time allowed was over"
 _ARMS_AT_A_TIME = 6
 _HOST_IS_IDLE = 0.4
 # In the ladder and in plans: what is cheap and certain first, the compiler last.
@@ -252,8 +253,8 @@ class Finder:
         if result.is_faster(WORTH):
             self.conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
             return True
-        if result.speedup < 1.0 - WORTH / 2 and (result.high or 1.0) < 1.0:
-            reason = f"slower: {result.speedup:.3f}x"
+        if result.speedup < 1.0 - WORTH / 2:
+            reason = f"{'slower' if (result.high or 1.0) < 1.0 else 'no faster'}: {result.speedup:.3f}x"
         elif result.speedup < 1.0 + WORTH or result.low is None or result.high is None:
             reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
         else:
@@ -312,7 +313,7 @@ class Finder:
             return True
         for choice in choices:
             if _key(choice) not in self.trials:
-                self.conclude(choice, "skipped", "the time allowed was over")
+                self.conclude(choice, "skipped", OUT_OF_TIME)
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:

@@ -33,7 +33,7 @@ from flatout.tune.pace import Measured, gain, measured_in, pace_of
 from flatout.tune.proof import Proof, with_verdicts
 from flatout.tune.request import TuneRequest, order_of
 from flatout.tune.result import Found, Stages, result_of
-from flatout.tune.search import WORTH, Finder, Limits, conflict
+from flatout.tune.search import OUT_OF_TIME, WORTH, Finder, Limits, conflict
 
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03
@@ -246,7 +246,7 @@ class _Tuner:
         last: Measured | None = None
         for choice in candidates:
             if time.monotonic() > self._limits.deadline:
-                finder.conclude(choice, "skipped", "the time allowed was over")
+                finder.conclude(choice, "skipped", OUT_OF_TIME)
                 continue
             if any(one.id == choice.id or conflict(one, choice) for one in found):
                 finder.conclude(choice, "skipped", "another setting of it, or what conflicts with it, is in")

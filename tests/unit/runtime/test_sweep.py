@@ -19,7 +19,7 @@ from flatout.records.trial import Trial
 from flatout.runtime import sweep as module
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
-from flatout.runtime.sweep import sweep_loader, worker_counts
+from flatout.runtime.sweep import sweep_loader, worker_counts, workers_needed
 from flatout.runtime.trial import TrialPlan
 from tests.unit.analyze.events import MS, Event, closed, forward, loader, trial, write_rank
 
@@ -247,3 +247,19 @@ def test_a_job_without_a_step_time_is_not_swept(swept: Callable[..., LoaderSweep
     job = Job(slow_without_workers)
     assert "no steady step time" in swept(job, step_ms=None).reason
     assert job.tried == []
+
+
+@pytest.mark.parametrize(
+    ("load_ms", "step_ms", "cores", "counts"),
+    [
+        (10.0, 100.0, 16, [1, 2]),  # one keeps up
+        (100.0, 30.0, 16, [4, 8]),
+        (100.0, 5.0, 16, [8, 16]),  # all cores would not do: half of them leaves some to the loop
+        (100.0, 5.0, 1, [1]),
+        (0.0, 0.0, 2, [1, 2]),
+    ],
+)
+def test_workers_are_reckoned_from_what_a_batch_and_a_step_take(
+    load_ms: float, step_ms: float, cores: int, counts: list[int]
+) -> None:
+    assert workers_needed(load_ms, step_ms, host(cpu_affinity_count=cores, cpu_quota=None)) == counts

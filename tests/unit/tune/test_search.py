@@ -248,6 +248,15 @@ def test_steps_of_the_switch_and_of_compilations_do_not_count() -> None:
     assert result.compile_s == pytest.approx(45.0)
 
 
+def test_an_arm_that_never_stops_compiling_has_failed() -> None:
+    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1)
+    for _ in range(6):
+        assert comparison.failed == {}
+        for step in [*steps(0, 8, 10.0), *steps(1, 1, 900.0, compiles=1), *steps(1, 7, 5.0, start=2)]:
+            comparison.take(step)
+    assert "again and again" in comparison.failed[1]
+
+
 def test_steps_of_another_question_do_not_count() -> None:
     comparison = compared((0, 10), (1, 5))
     for step in steps(1, 8, 1.0, generation=2):
