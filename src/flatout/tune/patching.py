@@ -76,13 +76,14 @@ class Patched:
     snippets: tuple[str, ...]
 
     def diff(self, before: str, name: str) -> str:
-        """A unified diff, as `git apply` and `patch -p1` take it."""
+        """A unified diff, as `git apply` and `patch -p1` take it; of a file elsewhere as `patch -p0` does."""
+        elsewhere = Path(name).is_absolute() or ".." in Path(name).parts
         return "".join(
             difflib.unified_diff(
                 before.splitlines(keepends=True),
                 self.source.splitlines(keepends=True),
-                f"a/{name}",
-                f"b/{name}",
+                name if elsewhere else f"a/{name}",
+                name if elsewhere else f"b/{name}",
             )
         )
 

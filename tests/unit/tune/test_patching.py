@@ -148,3 +148,31 @@ def test_an_optimizer_in_another_file_is_changed_there(tmp_path: Path) -> None:
     text = as_text(plan, tmp_path)
     assert "+    return torch.optim.Adam(m.parameters(), fused=True)" in text
     assert '+    with torch.autocast("cpu", dtype=torch.bfloat16):' in text
+
+
+def test_a_script_that_lies_elsewhere_is_named_as_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "elsewhere" / "train.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    job = Fingerprint(script=str(script), script_sha256="")
+    text = as_text(Plan(job=job, levers=(Choice(id="tf32"),)), tmp_path / "here")
+    assert text.splitlines()[0] == f"--- {script}"
+    assert text.splitlines()[1] == f"+++ {script}"
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (Choice(id="attention"), "scaled_dot_product_attention(q, k, v, is_causal=True)"),
+        (Choice(id="sdpa-backend", settings={"first": "cudnn"}), "SDPBackend.CUDNN_ATTENTION"),
+        (Choice(id="cpu-threads", settings={"threads": 4}), "torch.set_num_threads(4)"),
+        (Choice(id="allocator"), "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        (Choice(id="batch-size", settings={"--batch-size": 32, "_was": 4}), "--batch-size 32"),
+        (Choice(id="batch-size", settings={"loader": 32, "_was": 4}), "batch_size=32"),
+        (Choice(id="device-prefetch", settings={"_leaves": ["0"]}), "wait_stream(copies)"),
+    ],
+    ids=lambda value: value.words() if isinstance(value, Choice) else "",
+)
+def test_what_has_no_place_in_the_source_is_told_as_a_snippet(choice: Choice, says: str) -> None:
+    [snippet] = patch_source(SCRIPT, [choice], Where(), device="cuda").snippets
+    assert says in snippet
