@@ -340,3 +340,12 @@ try:
 finally:
     print("finally ran", flush=True)
 """
+
+
+def digests(place: Place) -> dict[str, str]:
+    """What lies in the script's folder, without what is ours."""
+    return {
+        str(path.relative_to(place.work)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(place.work.rglob("*"))
+        if path.is_file() and ".flatout" not in path.parts and path.name != "flatout.toml"
+    }

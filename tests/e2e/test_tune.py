@@ -1,6 +1,5 @@
 """`tune` and `run` on small real jobs: a plan that helps, files untouched, failures with their verdict."""
 
-import hashlib
 import json
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import Place, document, place_in
+from tests.e2e.jobs import Place, digests, document, place_in
 
 pytest.importorskip("torch")
 
@@ -58,14 +57,6 @@ def run(place: Place, *words: str) -> "subprocess.CompletedProcess[str]":
     own = place.home / "tmp"
     own.mkdir(exist_ok=True)
     return place.flatout("run", *words, TMPDIR=str(own))
-
-
-def digests(place: Place) -> dict[str, str]:
-    return {
-        str(path.relative_to(place.work)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(place.work.rglob("*"))
-        if path.is_file() and ".flatout" not in path.parts and path.name != "flatout.toml"
-    }
 
 
 def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:

@@ -1,7 +1,6 @@
 """The whole loop on jobs of several shapes: plan written, applied, patched; script and folder untouched."""
 
 import dataclasses
-import hashlib
 import html
 import json
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import Place, document, place_in, torchrun
+from tests.e2e.jobs import Place, digests, document, place_in, torchrun
 
 pytest.importorskip("torch")
 
@@ -131,14 +130,6 @@ dist.destroy_process_group()
 def place(tmp_path: Path) -> Iterator[Place]:
     with place_in(tmp_path) as place:
         yield dataclasses.replace(place, timeout_s=280)
-
-
-def digests(place: Place) -> dict[str, str]:
-    return {
-        str(path.relative_to(place.work)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(place.work.rglob("*"))
-        if path.is_file() and ".flatout" not in path.parts and path.name != "flatout.toml"
-    }
 
 
 def tuned(place: Place, *words: str, budget: str = "30s") -> dict[str, Any]:
