@@ -22,7 +22,7 @@ TOKEN_VARIABLE = "FLATOUT_TEST_TOKEN"
 _HASH_AT_MOST = 64 << 20
 
 # torch's own optimizers load the compiler, which takes as long as all the rest of a small script.
-QUICK = """
+QUICK_SGD = """
 import sys, time, torch
 class Sgd(torch.optim.Optimizer):
     add_param_group = torch.optim.Optimizer.add_param_group.__wrapped__
@@ -34,6 +34,10 @@ class Sgd(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.data.sub_(parameter.grad, alpha=group["lr"])
                     parameter.grad = None
+"""
+QUICK = (
+    QUICK_SGD
+    + """
 torch.manual_seed(7)
 model = torch.nn.Linear(4, 1)
 optimizer = Sgd(model.parameters())
@@ -43,6 +47,7 @@ def update():
     optimizer.step()
     return loss.item()
 """
+)
 ENDLESS = QUICK + "while True:\n    update()\n"
 
 

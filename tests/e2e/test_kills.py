@@ -34,7 +34,7 @@ SEED = int(os.environ.get("FLATOUT_KILL_SEED", "20261115"))
 ROUNDS = 50
 TESTS = 5
 AT_ONCE = 3
-BEGINS_WITHIN_S = 90.0
+BEGINS_WITHIN_S = 60.0
 GONE_WITHIN_S = 30.0
 
 # One of the loader's two workers is stuck while the training goes on. Everything is saved, all the time.
@@ -231,7 +231,8 @@ class Started:
             )
             if said.count("step 3\n") == said.count("blocked\n") == wanted:
                 return
-            assert time.monotonic() < deadline, f"{self.round}: no steps within {BEGINS_WITHIN_S} s"
+            if time.monotonic() > deadline:
+                raise NeverBegan(f"{self.round}: no steps within {BEGINS_WITHIN_S} s, and said {said!r}")
             assert self.process.poll() is None, f"{self.round}: ended with {self.process.returncode}"
             self.pause(0.05)
 
@@ -285,7 +286,21 @@ def expected(what: Round) -> set[int]:
     return codes | {-signal.SIGINT, 1} if early else codes
 
 
+class NeverBegan(AssertionError):
+    """The job that was to be killed did not begin to train."""
+
+
 def play(what: Round, root: Path) -> str:
+    """One round; ranks that never found each other on a busy machine get a second chance."""
+    try:
+        return play_once(what, root)
+    except NeverBegan:
+        if not what.ranks:
+            raise
+        return play_once(what, root.with_name(f"{root.name}-again"))
+
+
+def play_once(what: Round, root: Path) -> str:
     with place_in(root) as place:
         place.script(SCRIPT)
         for folder in (place.work, place.home, place.other):

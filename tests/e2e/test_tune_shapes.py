@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import Place, digests, document, place_in, torchrun
+from tests.e2e.jobs import QUICK_SGD, Place, digests, document, place_in, torchrun
 
 pytest.importorskip("torch")
 
@@ -44,8 +44,10 @@ print("done", step + 1)
 """
 
 # A data set that waits, as for a disk; its size comes from an option of the script's own.
-LOADER = """
-import argparse, time, torch
+LOADER = (
+    QUICK_SGD
+    + """
+import argparse
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 parser = argparse.ArgumentParser()
@@ -61,7 +63,7 @@ class Data(Dataset):
         time.sleep(args.wait)
         return torch.full((8,), place / 4096), place % 2
 model = nn.Linear(8, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Sgd(model.parameters(), lr=0.1)
 done = 0
 while done < args.steps:
     for x, y in DataLoader(Data(), batch_size=args.batch_size, shuffle=True):
@@ -74,18 +76,19 @@ while done < args.steps:
             break
 print("done", done)
 """
+)
 
 # Two networks with an optimizer each, and a debug mode left on; saves on its way, and seeds nothing.
-GAN = """
-import sys, torch
+GAN = (
+    QUICK_SGD
+    + """
 from torch import nn
 torch.set_num_threads(1)
 torch.autograd.set_detect_anomaly(True)
 def network(out):
     return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(40)], nn.Linear(4, out))
 maker, critic = network(4), network(1)
-for_maker = torch.optim.Adam(maker.parameters(), lr=1e-4)
-for_critic = torch.optim.Adam(critic.parameters(), lr=1e-4)
+for_maker, for_critic = Sgd(maker.parameters(), lr=1e-4), Sgd(critic.parameters(), lr=1e-4)
 judge = nn.BCEWithLogitsLoss()
 one, zero = torch.ones(8, 1), torch.zeros(8, 1)
 for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
@@ -102,6 +105,7 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
         torch.save(maker.state_dict(), "checkpoint.pt")
 print("done", step + 1)
 """
+)
 
 # Two processes with gloo, and a switch left on from the last hunt for a bug.
 RANKS = """
