@@ -41,7 +41,13 @@ def test_no_arguments_for_a_script_that_is_gone() -> None:
     assert sorted({*TINY, *NEEDS} - set(SCRIPTS)) == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Frameworks take seconds to import, and the zoo has them too.
+HEAVY = ("finetune_hf.py", "lightning_module.py")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in HEAVY else name for name in SCRIPTS]
+)
 def test_example_runs(name: str, tmp_path: Path) -> None:
     if name not in TINY:
         pytest.fail(f"examples/{name} has no arguments in TINY: add some that make it tiny")
