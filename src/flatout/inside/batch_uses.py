@@ -70,7 +70,7 @@ class BatchUses:
 
     def describe(self) -> dict[str, Any]:
         """Which tensors may travel ahead, of which data set; or why none."""
-        copied = [path for path, ok in self._copied.items() if ok and path not in self._used]
+        copied = sorted(path for path, ok in self._copied.items() if ok and path not in self._used)
         reason = ""
         if not copied and self._used:
             path, use = next(iter(self._used.items()))
