@@ -3,13 +3,26 @@
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Tuning
 from flatout.records.words import duration, memory_size, percent, three_digits, with_settings
+from flatout.report.charts import (
+    LARGEST,
+    Axis,
+    Chart,
+    Dot,
+    Shape,
+    drawable,
+    labelled,
+    points,
+    positive,
+    short,
+    unbroken,
+)
 from flatout.report.plain import inert
 
 # A bar's own units; the page stretches it to the room there is.
@@ -37,9 +50,6 @@ _EVIDENCE_WORDS = {
 }
 _DEFAULT_PLAN = "flatout.toml"
 _LONG_SUMMARY = 90
-# Beyond these, differences and their squares leave what a float can hold.
-_LARGEST, _SMALLEST = 1e100, 1e-90
-_LABEL_LONGEST, _LABEL_ADVANCE, _LABEL_HEIGHT = 26, 7.0, 15.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,96 +77,6 @@ class Row:
     after_reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """A line of the grid, with its label."""
-
-    at: float
-    label: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A line or an area of a chart, as SVG points."""
-
-    kind: str
-    points: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Dot:
-    """A lever among the predicted and measured; `label` is empty where there is no room for it."""
-
-    x: float
-    y: float
-    verdict: str
-    title: str
-    whisker: tuple[float, float] | None
-    label: str
-    label_x: float
-    label_y: float
-    anchor: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A plot in the SVG's own units."""
-
-    title: str
-    x_label: str
-    y_label: str
-    width: float
-    height: float
-    area: dict[str, float]
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    areas: list[Shape] = dataclasses.field(default_factory=list)
-    lines: list[Shape] = dataclasses.field(default_factory=list)
-    dots: list[Dot] = dataclasses.field(default_factory=list)
-
-
-class Axis:
-    """Turns values into places, on a linear or a log scale."""
-
-    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool = False) -> None:
-        self._log = log
-        self._start, self._end = start, end
-        scaled = [self._scaled(value) for value in values]
-        low, high = min(scaled), max(scaled)
-        near = max(1e-9 * max(abs(low), abs(high)), _SMALLEST)
-        # Equal values are a line through the middle, not a division by nothing.
-        pad = 0.06 * (high - low) if high - low > near else (0.05 * abs(high) or 1e-3)
-        self._low, self._high = low - pad, high + pad
-
-    def at(self, value: float) -> float:
-        """The place of a value."""
-        share = (self._scaled(value) - self._low) / (self._high - self._low)
-        return round(self._start + (self._end - self._start) * share, 1)
-
-    def ticks(self, unit: str = "") -> list[Tick]:
-        """A handful of lines at round values."""
-        low, high = (10**self._low, 10**self._high) if self._log else (self._low, self._high)
-        if self._log:
-            for mantissas in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-                powers = range(math.floor(self._low), math.ceil(self._high) + 1)
-                values = [m * 10.0**p for p in powers for m in mantissas if low <= m * 10.0**p <= high]
-                if len(values) >= 3:
-                    values = values[:: math.ceil(len(values) / 8)]
-                    return [Tick(self.at(value), f"{_short(value)}{unit}") for value in values]
-        step = _round_step((high - low) / 4)
-        first = math.ceil(low / step)
-        values = [number * step for number in range(first, first + 10) if number * step <= high]
-        digits = max(0, -math.floor(math.log10(step) + 1e-9))
-        plain = digits <= 4 and max(abs(low), abs(high)) < 1e5
-        return [
-            Tick(self.at(value), (f"{value:.{digits}f}" if plain else _short(value)) + unit)
-            for value in values
-        ]
-
-    def _scaled(self, value: float) -> float:
-        return math.log10(value) if self._log else value
-
-
 def tuning_page(tuning: Tuning) -> str:
     """One self-contained HTML page: no script, no network, light and dark."""
     environment = jinja2.Environment(
@@ -165,7 +85,7 @@ def tuning_page(tuning: Tuning) -> str:
         undefined=jinja2.StrictUndefined,
         finalize=_harmless,
     )
-    environment.filters.update(span=_span, times=_times, percent=percent, short=_short)
+    environment.filters.update(span=_span, times=_times, percent=percent, short=short)
     has_gain = bool(tuning.ladder) or tuning.speedup != 1.0
     trials = sorted(tuning.trials, key=lambda trial: _VERDICTS.index(trial.verdict))
     return environment.get_template("tuning.html.j2").render(
@@ -218,7 +138,7 @@ def waterfall(tuning: Tuning) -> list[Bar]:
 
 def _length(ms: float) -> float:
     """A time that can be drawn."""
-    return min(ms, _LARGEST) if math.isfinite(ms) and ms > 0 else 0.0
+    return min(ms, LARGEST) if math.isfinite(ms) and ms > 0 else 0.0
 
 
 # Before and after
@@ -265,7 +185,7 @@ def _name(trial: LeverTrial) -> str:
 
 
 def _interval(trial: LeverTrial) -> str:
-    low, high = _drawable(trial.low), _drawable(trial.high)
+    low, high = drawable(trial.low), drawable(trial.high)
     return f"{low:.2f}–{high:.2f}" if low is not None and high is not None else ""  # noqa: RUF001
 
 
@@ -279,9 +199,9 @@ def scatter(trials: Sequence[LeverTrial]) -> Chart | None:
     """Predicted against measured, both on log scales; None where there is nothing to compare."""
     known = []
     for trial in trials:
-        predicted, measured = _positive(trial.predicted_speedup), _positive(trial.measured_speedup)
+        predicted, measured = positive(trial.predicted_speedup), positive(trial.measured_speedup)
         if predicted is not None and measured is not None:
-            low, high = _positive(trial.low), _positive(trial.high)
+            low, high = positive(trial.low), positive(trial.high)
             # Of another comparison than the dot is: it would float beside it.
             fits = low is not None and high is not None and low <= measured <= high
             between = (low or measured, high or measured) if fits else None
@@ -319,35 +239,8 @@ def scatter(trials: Sequence[LeverTrial]) -> Chart | None:
         x_ticks=x.ticks("x"),
         y_ticks=y.ticks("x"),
         lines=[Shape("diagonal", ends)],
-        dots=_labelled(dots, area),
+        dots=labelled(dots, area),
     )
-
-
-def _labelled(dots: Sequence[Dot], area: Mapping[str, float]) -> list[Dot]:
-    """Labels beside their dots, where they hide neither a dot nor another label; else none at all."""
-    taken = [(dot.x - 6, dot.y - 6, dot.x + 6, dot.y + 6) for dot in dots]
-    placed = []
-    for dot in dots:
-        label = dot.label if len(dot.label) <= _LABEL_LONGEST else dot.label[: _LABEL_LONGEST - 1] + "…"
-        wide = _LABEL_ADVANCE * len(label)
-        found = ("", 0.0, 0.0, "start")
-        for down in (0.0, -14.0, 14.0, -26.0, 26.0):
-            for anchor, x in (("start", dot.x + 9), ("end", dot.x - 9)):
-                left = x if anchor == "start" else x - wide
-                y = dot.y + down
-                box = (left, y - _LABEL_HEIGHT / 2, left + wide, y + _LABEL_HEIGHT / 2)
-                inside = area["left"] <= box[0] and box[2] <= area["right"]
-                inside = inside and area["top"] <= box[1] and box[3] <= area["bottom"]
-                if not found[0] and inside and not any(_overlap(box, other) for other in taken):
-                    found = (label, round(x, 1), round(y + 4, 1), anchor)
-                    taken.append(box)
-        label, label_x, label_y, anchor = found
-        placed.append(dataclasses.replace(dot, label=label, label_x=label_x, label_y=label_y, anchor=anchor))
-    return placed
-
-
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 # The guard
@@ -355,10 +248,10 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 def loss_charts(guard: GuardEvidence) -> list[Chart]:
     """The losses, and how far each lies from the baseline's: rounding is too small to see in the first."""
-    written = [_drawable(value) for value in guard.curves.get("as written", ())]
-    plan = [_drawable(value) for value in guard.curves.get("plan", ())]
+    written = [drawable(value) for value in guard.curves.get("as written", ())]
+    plan = [drawable(value) for value in guard.curves.get("plan", ())]
     twins = [
-        [_drawable(value) for value in curve]
+        [drawable(value) for value in curve]
         for name, curve in guard.curves.items()
         if name not in ("as written", "plan")
     ]
@@ -398,16 +291,16 @@ def _curves(
     bands = [
         Shape(
             "twins",
-            _points(x, y, [(step, high) for step, (_, high) in run])
+            points(x, y, [(step, high) for step, (_, high) in run])
             + " "
-            + _points(x, y, [(step, low) for step, (low, _) in reversed(run)]),
+            + points(x, y, [(step, low) for step, (low, _) in reversed(run)]),
         )
-        for run in _unbroken(edges)
+        for run in unbroken(edges)
     ]
     lines = [
-        Shape(kind, _points(x, y, run))
+        Shape(kind, points(x, y, run))
         for kind, curve in (("written", written), ("plan", plan))
-        for run in _unbroken(curve)
+        for run in unbroken(curve)
     ]
     return Chart(
         title=title,
@@ -421,23 +314,6 @@ def _curves(
         areas=bands,
         lines=lines,
     )
-
-
-def _unbroken(values: Sequence[Any]) -> list[list[tuple[int, Any]]]:
-    """Steps and values, cut where one is missing: a line across a gap would be an invention."""
-    runs: list[list[tuple[int, Any]]] = [[]]
-    for number, value in enumerate(values, start=1):
-        if value is None:
-            runs.append([])
-        else:
-            runs[-1].append((number, value))
-    return [run for run in runs if run]
-
-
-def _points(x: Axis, y: Axis, run: Sequence[tuple[int, float]]) -> str:
-    # A lone point is a line of no length, which round caps make visible.
-    both = [f"{x.at(step)},{y.at(value)}" for step, value in run]
-    return " ".join(both if len(both) > 1 else both * 2)
 
 
 def _apart(curve: Sequence[float | None], written: Sequence[float | None]) -> list[float | None]:
@@ -460,7 +336,7 @@ def _told(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return _short(value, digits=6)
+        return short(value, digits=6)
     if isinstance(value, Mapping):
         parts = [
             f"{_share(item)} of what rounding explains"
@@ -484,7 +360,7 @@ def _key_words(key: Any) -> str:
 
 def _share(value: float) -> str:
     # A line must not end between a number and its sign.
-    return percent(value).replace(" ", "\N{NO-BREAK SPACE}") if 0 <= value < 10 else f"{_short(value)} times"
+    return percent(value).replace(" ", "\N{NO-BREAK SPACE}") if 0 <= value < 10 else f"{short(value)} times"
 
 
 # The cost, and how to go on
@@ -517,34 +393,6 @@ def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 # Numbers and text
-
-
-def _drawable(value: float | None) -> float | None:
-    """The value where it has a place in a picture; nearly nothing is nothing."""
-    if value is None or not math.isfinite(value) or abs(value) > _LARGEST:
-        return None
-    return value if abs(value) > _SMALLEST else 0.0
-
-
-def _positive(value: float | None) -> float | None:
-    known = _drawable(value)
-    return known if known is not None and known > 0 else None
-
-
-def _round_step(rough: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= rough * (1 - 1e-9))
-
-
-def _short(value: float, digits: int = 3) -> str:
-    """A number of any size: `0.25`, `3.1e-6`, `1,000`."""
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else "infinite"
-    if 1000 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def _time(ms: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flatout.inside import stopping
-from flatout.inside.stopping import asked_to_stop_after, end_if_the_keeper_is_gone, wait_for_other_ranks
+from flatout.inside.stopping import asked_to_stop_after, wait_for_other_ranks
 from flatout.records.session import KEEPER_VARIABLE, STOP_FILE, STOPPED_FILE
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -83,6 +83,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
 
 def test_a_folder_that_is_gone_is_no_reason_to_raise(tmp_path: Path) -> None:
     wait_for_other_ranks(tmp_path / "gone", 2)
+    assert not (tmp_path / "gone").exists()
 
 
 # Leaving ----------------------------------------------------------------------------------------------------
@@ -190,6 +191,7 @@ def test_a_trial_whose_keeper_lives_or_is_unknown_goes_on(tmp_path: Path, keeper
     assert (done.returncode, done.stdout) == (0, "goes on\n")
 
 
-def test_a_process_without_a_keeper_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_keeper_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEEPER_VARIABLE, raising=False)
-    end_if_the_keeper_is_gone()
+    done = run(ASK, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
