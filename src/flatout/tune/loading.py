@@ -1,0 +1,112 @@
+"""The DataLoader's settings, each in a run of its own: they belong to its constructor."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import msgspec
+
+from flatout.hardware.host import read_host
+from flatout.levers.catalogue import BY_ID
+from flatout.levers.job import JobFacts
+from flatout.records.plan import Choice
+from flatout.records.profile import Profile
+from flatout.records.tuning import LeverTrial
+from flatout.runtime.sweep import sweep_loader, workers_needed
+from flatout.tune.measuring import Measurer
+from flatout.tune.pace import Measured
+from flatout.tune.request import order_of
+from flatout.tune.search import Limits
+
+# A loop that waits for data for less than this has a loader that keeps up.
+_WAITS = 0.03
+
+
+class LoaderStage:
+    """Tries them, under whatever levers are on."""
+
+    def __init__(self, measurer: Measurer, limits: Limits, folder: Path) -> None:
+        self._measurer = measurer
+        self._limits = limits
+        self._folder = folder
+
+    def tune(
+        self, job: JobFacts, profile: Profile, levers: tuple[Choice, ...]
+    ) -> tuple[Choice | None, LeverTrial]:
+        """Settings of the DataLoader, each in a run of its own, under these levers."""
+        kind = BY_ID["loader"]
+        reason = self._limits.refusal("loader") or kind.check(job)
+        if self._measurer.request.goal == "memory":
+            reason = "workers serve speed, and take memory"
+        if reason:
+            return None, LeverTrial(lever="loader", safety=kind.safety, verdict="skipped", reason=reason)
+        predicted = kind.predict(job, {})
+        request = dataclasses.replace(
+            self._measurer.request.job,
+            seed=self._measurer.request.seed,
+            seconds=self._measurer.rule.most_seconds,
+            order=order_of(levers),
+        )
+        counts = _worker_counts(profile)
+        swept = sweep_loader(request, profile, self._folder, self._measurer.tell, counts).loader_sweep
+        assert swept is not None
+        trial = LeverTrial(
+            lever="loader",
+            safety=kind.safety,
+            verdict="rejected",
+            reason=swept.reason,
+            predicted_speedup=predicted,
+            on_top_of=tuple(one.words() for one in levers),
+        )
+        if swept.best is None:
+            return None, trial
+        rates = [
+            next((row.samples_per_s for row in swept.rows if row.settings == settings), None)
+            for settings in ({}, swept.best)
+        ]
+        measured = rates[1] / rates[0] if rates[0] and rates[1] else None
+        settings = {name: value for name, value in swept.best.items() if value is not None}
+        choice = Choice(
+            id="loader",
+            settings=settings,
+            predicted_speedup=predicted,
+            measured_speedup=measured,
+            reason="the loop waited for data",
+        )
+        kept = msgspec.structs.replace(trial, verdict="kept", settings=settings, measured_speedup=measured)
+        return choice, kept
+
+    def tune_on_top(
+        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]
+    ) -> tuple[Choice | None, LeverTrial]:
+        """A loader that kept up with a slow job may not keep up with a fast one."""
+        profile = measured.profile
+        nothing = LeverTrial(lever="loader", safety="resampled", verdict="skipped", reason="not needed")
+        if profile is None or time.monotonic() > self._limits.deadline:
+            return None, nothing
+        shares = {share.part: share.share for share in profile.waterfall}
+        waits = shares.get("input_wait", 0.0)
+        if waits < _WAITS:
+            return None, nothing
+        facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})
+        return self.tune(facts, profile, levers)
+
+
+def with_workers(job: JobFacts, loader: Choice | None) -> JobFacts:
+    """The facts as they are with the loader's new settings."""
+    if loader is None:
+        return job
+    return dataclasses.replace(
+        job, loaders=tuple({**settings, **loader.settings} for settings in job.loaders)
+    )
+
+
+def _worker_counts(profile: Profile) -> list[int] | None:
+    """From what a batch takes to make, and a step without the wait for it; None where that is not known."""
+    loader = max(profile.loaders, key=lambda one: one.batches, default=None)
+    if loader is None or loader.load_ms is None or profile.step_ms is None:
+        return None
+    made_ms = loader.load_ms + (loader.collate_ms or 0.0)
+    batches = max(1.0, profile.micro_batches)
+    rest_ms = max(0.05 * profile.step_ms.p50, profile.step_ms.p50 - loader.wait_ms * batches)
+    return workers_needed(made_ms * batches, rest_ms, read_host(places=()))

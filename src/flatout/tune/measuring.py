@@ -1,0 +1,36 @@
+"""Runs of the job under some levers, each in a process of its own, and how fast it went."""
+
+from pathlib import Path
+
+from flatout.records.plan import Choice
+from flatout.records.tuning import Pace
+from flatout.runtime.progress import StopRule
+from flatout.runtime.samples import DeviceSampler
+from flatout.runtime.trial import OnProgress, run_trial
+from flatout.tune.pace import Measured, measured_in
+from flatout.tune.request import TuneRequest
+
+
+class Measurer:
+    """What every stage measures with."""
+
+    def __init__(self, request: TuneRequest, folder: Path, on_progress: OnProgress) -> None:
+        self.request = request
+        self.tell = on_progress
+        self._folder = folder
+        # A baseline that takes half of the time allowed leaves little to try.
+        most_s = min(12.0, max(3.0, request.budget_s / 10))
+        self.rule = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=most_s)
+
+    def measure(self, what: str, levers: tuple[Choice, ...], as_written: Pace) -> Measured:
+        """One run."""
+        place = self._folder / f"{len(list(self._folder.iterdir())) + 1}-measure"
+        plan = self.request.trial(what, self.rule, levers)
+        with DeviceSampler() as sampler:
+            trial = run_trial(plan, place, on_progress=self.tell)
+        return measured_in(trial, as_written, sampler.samples)
+
+    def is_too_large(self, pace: Pace) -> bool:
+        """Whether it takes more memory than the user allows."""
+        most = self.request.max_memory_bytes
+        return most is not None and pace.peak_bytes is not None and pace.peak_bytes > most
