@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ CASES: dict[str, dict[str, str]] = {
 MANY = "1000000"
 KEPT = (
     *("baseline", "best", "speedup", "ladder", "trials", "guard", "notes", "summary"),
-    *("tune_seconds", "break_even_steps", "compile_seconds", "gpu_hours", "break_even_gpu_hours"),
+    *("tune_seconds", "spent_seconds", "break_even_steps", "compile_seconds", "gpu_hours", "break_even_gpu_hours"),
 )
+RUN = ("name", "outcome", "updates", "took_s", "to_first_update_s")
 _LEVERS = {"tf32": "tf32", "bf16": "bf16", "fused-optimizer": "fused", "attention": "attention"}
 
 
@@ -142,8 +144,8 @@ def _short(word: str) -> str:
     return word.replace(f"{ROOT}/", "")
 
 
-def run_case(name: str, scripts: Path, turns: int, seconds: float) -> dict[str, Any]:
-    """Tune, then run and compare."""
+def run_case(name: str, scripts: Path, turns: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Tune, then run and compare: what is known so far, whenever more is."""
     case = CASES[name]
     words, steps = shlex.split(case["words"]), case.get("steps")
     with tempfile.TemporaryDirectory() as temporary:
@@ -158,10 +160,19 @@ def run_case(name: str, scripts: Path, turns: int, seconds: float) -> dict[str, 
         try:
             tuned = json.loads(done.stdout)
         except ValueError:
-            return {**result, "failed": (done.stderr or done.stdout)[-2000:]}
+            yield {**result, "failed": (done.stderr or done.stdout)[-2000:]}
+            return
         result |= {key: tuned.get(key) for key in KEPT}
         result["guard"].pop("curves", None)
-        print(f"{name}: {tuned['summary']}; {took_s:.0f} s", flush=True)
+        kept = folder / ".flatout" / "runs" / tuned["run"]
+        comparisons = kept / "comparisons.jsonl"
+        if comparisons.exists():
+            result["comparisons"] = [json.loads(line) for line in comparisons.read_text().splitlines()]
+        runs = [json.loads(path.read_text()) for path in kept.glob("trials/*/trial.json")]
+        result["runs"] = [{name: run[name] for name in RUN} for run in runs]
+        spent = {stage: round(seconds) for stage, seconds in tuned["spent_seconds"].items()}
+        print(f"{name}: {tuned['summary']}; {took_s:.0f} s: {spent}", flush=True)
+        yield result
         if "by_hand" in case and tuned["plan"] and steps:
             levers = levers_by_hand(tuned)
             result["by_hand"] = {"levers": levers, "turns": []}
@@ -175,7 +186,7 @@ def run_case(name: str, scripts: Path, turns: int, seconds: float) -> dict[str, 
                     figures = {"failed": ours.stderr[-500:]}
                 result["by_hand"]["turns"].append({"by_hand": hand, "flatout_run": figures})
                 print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
-        return result
+                yield result
 
 
 def main() -> None:
@@ -188,11 +199,10 @@ def main() -> None:
     parser.add_argument("--out", help="a folder for the result files")
     chosen = parser.parse_args()
     for name in chosen.cases:
-        with DeviceSampler() as sampler:
-            result = run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds)
-        result["device"] = clocks(sampler.samples)
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
-        write(f"tuning-{name}", result, out)
+        with DeviceSampler() as sampler:
+            for result in run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds):
+                write(f"tuning-{name}", {**result, "device": clocks(sampler.samples)}, out)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import threading
 from typing import Any
 
 from flatout.inside.loop_reading import copied_first
-from flatout.inside.places import users_frame
 from flatout.levers.batches import leaves
 from flatout.levers.device_prefetch import data_set_name
+from flatout.levers.places import users_frame
 
 # Of the batches that come from a loader: late enough for warm-ups to be over.
 _WATCHED = (3, 4)

@@ -9,9 +9,9 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
-from flatout.inside.places import users_place
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers.fused_optimizer import supports_fused
+from flatout.levers.places import users_place
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session

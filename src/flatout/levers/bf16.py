@@ -1,10 +1,13 @@
 """bf16 autocast around the model's call."""
 
+import functools
 from typing import Any
 
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Call, Lever, Refused, Settings
+from flatout.levers.lever import Call, Lever, Refused, Scene, Settings
+from flatout.levers.loss_reading import Checks, goes_into_the_loss_alone, still_holds
 from flatout.levers.outputs import map_tensors
+from flatout.levers.places import users_frame
 
 
 class Bf16(Lever):
@@ -12,8 +15,9 @@ class Bf16(Lever):
 
     Products and convolutions run in bf16, which keeps the range of float32 and needs no loss scaling;
     reductions, losses and norms stay in float32, and so do parameters, gradients and optimizer. What the
-    model returns is given back in float32, as the script expects. On small, launch-bound models the casts can
-    cost more than they save: measured, never assumed.
+    model returns is given back in float32, as the script expects; where the script's source shows that
+    nothing but a cross entropy gets it, that takes it as it is, under autocast too. On small, launch-bound
+    models the casts can cost more than they save: measured, never assumed.
     """
 
     id = "bf16"
@@ -43,6 +47,13 @@ class Bf16(Lever):
         by_products = job.speedup_by_dtype("bf16")
         return by_products if job.on_gpu else max(by_products, amdahl(0.3, 1.5))
 
+    def __init__(self, scene: Scene, settings: Settings) -> None:
+        super().__init__(scene, settings)
+        # By place in the script: what must hold there for the output to go into a loss alone, or None.
+        self._places: dict[tuple[Any, int], Checks | None] = {}
+        # torch's own cross entropy, while ours stands in its place.
+        self._cross_entropy: Any = None
+
     def apply(self) -> None:
         """Nothing to change yet; a plan from elsewhere may meet a device or script that it does not suit."""
         torch, device = self.scene.torch, self.scene.device
@@ -51,10 +62,16 @@ class Bf16(Lever):
         if torch.is_autocast_enabled(device.type):
             raise Refused("the script autocasts itself")
 
+    def undo(self) -> None:
+        """Put torch's cross entropy back."""
+        if self._cross_entropy is not None:
+            self.scene.torch.nn.functional.cross_entropy = self._cross_entropy
+            self._cross_entropy = None
+
     def around(self, root: Any, call: Call) -> Call:
-        """Autocast inside, float32 outside."""
+        """Autocast inside, float32 outside, unless the loss is all that comes after."""
         torch, kind = self.scene.torch, self.scene.device.type
-        bf16, low = torch.bfloat16, (torch.bfloat16, torch.float16)
+        bf16, low, tensor_kind = torch.bfloat16, (torch.bfloat16, torch.float16), torch.Tensor
 
         def in_float32(tensor: Any) -> Any:
             return tensor.float() if tensor.dtype in low else tensor
@@ -62,6 +79,37 @@ class Bf16(Lever):
         def with_autocast(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast(kind, dtype=bf16):
                 result = call(*args, **kwargs)
+            if isinstance(result, tensor_kind) and self._loss_comes_next(root):
+                return result
             return map_tensors(in_float32, result)
 
         return with_autocast
+
+    def _loss_comes_next(self, root: Any) -> bool:
+        frame = users_frame(self.scene.torch)
+        if frame is None:
+            return False
+        place = (frame.f_code, frame.f_lineno)
+        if place not in self._places:
+            self._places[place] = goes_into_the_loss_alone(frame, root, self.scene.torch)
+        checks = self._places[place]
+        if checks is None or not still_holds(checks, frame):
+            return False
+        if self._cross_entropy is None:
+            self._take_cross_entropy()
+        return True
+
+    def _take_cross_entropy(self) -> None:
+        torch, kind = self.scene.torch, self.scene.device.type
+        real, bf16 = torch.nn.functional.cross_entropy, torch.bfloat16
+        is_compiling = torch.compiler.is_compiling
+
+        @functools.wraps(real)
+        def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
+            if is_compiling() or getattr(input, "dtype", None) is not bf16:
+                return real(input, *args, **kwargs)
+            with torch.autocast(kind, dtype=bf16):
+                return real(input, *args, **kwargs)
+
+        torch.nn.functional.cross_entropy = cross_entropy
+        self._cross_entropy = real

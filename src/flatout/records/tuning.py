@@ -97,6 +97,8 @@ class Tuning:
     ladder: tuple[Rung, ...]
     guard: GuardEvidence
     tune_seconds: float
+    # By stage, in the order in which they came.
+    spent_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     summary: str
     plan: str | None = None
     patch: str | None = None

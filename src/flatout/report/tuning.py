@@ -108,6 +108,9 @@ def _endings(tuning: Tuning) -> list[str]:
         found.append(f"guard: {words[tuning.guard.verdict]}: {tuning.guard.reason}")
     found += tuning.notes
     took = f"tuning took {tuning.tune_seconds:.0f} s"
+    stages = [f"{name} {seconds:.0f}" for name, seconds in tuning.spent_seconds.items() if seconds >= 1]
+    if stages:
+        took += f" ({', '.join(stages)})"
     if tuning.break_even_steps is not None:
         took += f"; paid back after {tuning.break_even_steps:,} steps"
     if tuning.gpu_hours is not None and tuning.break_even_gpu_hours is not None:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from flatout.analyze.steps import read_ranks
 from flatout.records.errors import EnvironmentProblem
 from flatout.records.session import NOTES_FILE, Order
@@ -31,6 +33,8 @@ from flatout.runtime.shield import ShieldRequest
 
 OnProgress = Callable[[str, int, int], None]
 
+# How the trial went, beside its steps.
+TRIAL_FILE = "trial.json"
 _POLL_S = 0.1
 _SAID_LINES = 25
 _SAID_BYTES = 16_384
@@ -86,6 +90,7 @@ def run_trial(
                 expected="a kernel that allows overlays in user namespaces, or redirected writes",
                 remedy="flatout doctor   # and run it in a container or as another user",
             )
+        (folder / TRIAL_FILE).write_bytes(msgspec.json.encode(trial))
         return trial
     finally:
         remove_folder(scratch)

@@ -46,6 +46,7 @@ class Stages:
     trials: Sequence[LeverTrial]
     compile_s: float
     took_s: float
+    spent_s: Mapping[str, float]
     notes: tuple[str, ...]
 
 
@@ -78,6 +79,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
         ladder=ladder,
         guard=stages.guard,
         tune_seconds=stages.took_s,
+        spent_seconds=dict(stages.spent_s),
         summary=_summary(request, stages, best, speedup),
         break_even_steps=steps,
         gpu_hours=gpus * stages.took_s / _S_PER_HOUR if gpus else None,

@@ -1,8 +1,9 @@
 """`tune` from beginning to end: baseline, loader, levers by turns, guard, confirmation, batch size, plan."""
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,43 +60,53 @@ class _Tuner:
         )
         self._measurer = Measurer(request, self._trials_folder, on_progress)
         self._notes: list[str] = []
+        self._spent_s: dict[str, float] = {}
         self._answers: Answers = {}
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
-        baseline = self._baseline()
+        with self._stage("as written"):
+            baseline = self._baseline()
         as_written = pace_of(baseline)
         about = read_ranks(self._trials_folder / "1-profile")[0].about
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
         loading = LoaderStage(self._measurer, self._limits, self._folder)
-        loader, loader_trial = loading.tune(job, baseline, ())
+        with self._stage("loader"):
+            loader, loader_trial = loading.tune(job, baseline, ())
         base = (loader,) if loader is not None else ()
         self._resume(fingerprint(self._request.job.command, baseline, about), base)
         finder = Finder(with_workers(job, loader), self._limits)
         candidates = finder.candidates(LEVERS)
         if self._request.goal == "memory":
-            deadline = self._limits.deadline
-            found, measured = lean(finder, candidates, self._measurer, deadline, as_written)
+            with self._stage("levers"):
+                deadline = self._limits.deadline
+                found, measured = lean(finder, candidates, self._measurer, deadline, as_written)
         else:
-            if candidates:
-                self._bench(finder, candidates, base)
+            with self._stage("levers"):
+                if candidates:
+                    self._bench(finder, candidates, base)
             found, measured = (*base, *finder.best), None
             if found and loader is None and finder.best:
-                measured = self._measurer.measure("the plan", found, as_written)
-                loader, later = loading.tune_on_top(job, measured, found)
+                with self._stage("confirming"):
+                    measured = self._measurer.measure("the plan", found, as_written)
+                with self._stage("loader"):
+                    loader, later = loading.tune_on_top(job, measured, found)
                 if loader is not None:
                     loader_trial, found, measured = later, (loader, *found), None
-        chosen, guard, unsafe = self._prove(job, baseline, found)
+        with self._stage("guard"):
+            chosen, guard, unsafe = self._prove(job, baseline, found)
         trials = with_verdicts([loader_trial, *finder.trials.values()], unsafe)
         confirmed = None
         if chosen:
             known = measured if chosen == found else None
-            chosen, confirmed = self._confirm(chosen, as_written, known)
+            with self._stage("confirming"):
+                chosen, confirmed = self._confirm(chosen, as_written, known)
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
-        larger = larger_batch(self._measurer, baseline, chosen, confirmed or as_written)
+        with self._stage("batch size"):
+            larger = larger_batch(self._measurer, baseline, chosen, confirmed or as_written)
         if larger.note:
             self._notes.append(larger.note)
         if larger.choice is not None:
@@ -115,9 +126,16 @@ class _Tuner:
                 trials=[trial for trial in trials if trial.lever != BATCH_SIZE] + larger.trials,
                 compile_s=finder.compile_s if any(one.id == "compile" for one in chosen) else 0.0,
                 took_s=time.monotonic() - self._began,
+                spent_s=self._spent_s,
                 notes=tuple(self._notes),
             ),
         )
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._spent_s[name] = self._spent_s.get(name, 0.0) + time.monotonic() - began
 
     # The stages
 

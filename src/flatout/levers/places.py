@@ -4,7 +4,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-_OURS = __file__.rpartition("inside")[0]
+_OURS = __file__.rpartition("levers")[0]
 
 
 def users_frame(torch: Any) -> FrameType | None:
