@@ -84,7 +84,14 @@ CASES: dict[str, dict[str, str]] = {
 MANY = "1000000"
 KEPT = (
     *("baseline", "best", "speedup", "ladder", "trials", "guard", "notes", "summary"),
-    *("tune_seconds", "spent_seconds", "break_even_steps", "compile_seconds", "gpu_hours", "break_even_gpu_hours"),
+    *(
+        "tune_seconds",
+        "spent_seconds",
+        "break_even_steps",
+        "compile_seconds",
+        "gpu_hours",
+        "break_even_gpu_hours",
+    ),
 )
 RUN = ("name", "outcome", "updates", "took_s", "to_first_update_s")
 _LEVERS = {"tf32": "tf32", "bf16": "bf16", "fused-optimizer": "fused", "attention": "attention"}

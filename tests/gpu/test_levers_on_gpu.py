@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatout
 from flatout.levers.allocator import Allocator
 from flatout.levers.attention import Attention
+from flatout.levers.attention_kernels import time_kernels
 from flatout.levers.bf16 import Bf16
 from flatout.levers.compile import Compile
 from flatout.levers.device_prefetch import DevicePrefetch
@@ -125,6 +126,15 @@ def test_the_attention_kernel_that_was_asked_for_is_used(first: str, name: str) 
         assert name in kernels(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), q)
     finally:
         lever.undo()
+
+
+def test_attention_kernels_are_timed_and_random_numbers_stay() -> None:
+    torch.manual_seed(3)
+    before = torch.cuda.get_rng_state()
+    times = time_kernels(torch, torch.device("cuda"), (4, 12, 1024, 1024, 64), torch.bfloat16)
+    assert {"torch's choice", "cudnn", "flash", "efficient"} <= set(times)
+    assert all(0.01 < taken < 10 for taken in times.values())
+    assert torch.equal(before, torch.cuda.get_rng_state())
 
 
 def test_growing_segments_can_be_switched_in_a_running_process() -> None:

@@ -43,11 +43,16 @@ class Bench:
         except (OSError, ValueError):
             return  # not there yet: it is written whole, by renaming
 
+    def _may_change_to(self, plan: dict[str, Any]) -> bool:
+        """Other arms begin at once; fewer of the same when each has had its turn."""
+        whole_cycle = self._arm == len(self._arms) - 1 and self._left <= 1
+        return bool(plan["generation"] != self._generation or whole_cycle or not self._arms)
+
     def step(self) -> None:
         """A step boundary, in the thread that trains."""
         # All ranks change at the same update: levers change what they say to each other.
         plan = self._next
-        if plan is not None and self._session.updates >= plan["from_update"]:
+        if plan is not None and self._session.updates >= plan["from_update"] and self._may_change_to(plan):
             if self._next is plan:
                 self._next = None
             self._generation = plan["generation"]

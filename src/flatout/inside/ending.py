@@ -33,6 +33,8 @@ class Ending:
         if self.counting is not None:
             totals, self.counting = self.counting.stop(), None
             session.facts["flops"] = dataclasses.asdict(totals)
+            if session.habits is not None and session.on_gpu and totals.attention:
+                session.guarded("habits", session.habits.time_attention, totals.attention)
         elif session.order.count_flops and "flops" not in session.facts:
             try:
                 from flatout.inside.flops import start_counting

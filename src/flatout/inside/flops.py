@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import sys
 import threading
@@ -45,6 +46,8 @@ class FlopTotals:
     """Calls of what may have multiplied matrices out of sight: with any, the count may be too low."""
     operators: tuple[str, ...] = ()
     """Every operator that came by."""
+    attention: tuple[int, ...] = ()
+    """Of the largest attention, fused or written out: batch, heads, queries, keys, width of a head."""
 
 
 def start_counting(torch: Any) -> "FlopCount":
@@ -69,6 +72,9 @@ class FlopCount:
         self._by_operator: Counter[str] = Counter()
         self._uncounted: Counter[str] = Counter()
         self._recomputed_flops = 0
+        self._attention: tuple[int, ...] = ()
+        # Width, rows and columns of the last batched product: of queries and keys, where a softmax follows.
+        self._scores: tuple[int, int, int] = (0, 0, 0)
         self._operators: dict[Any, Operator] = {}
         self._registry = importlib.import_module("torch.utils.flop_counter").flop_registry
         fakes = importlib.import_module("torch._subclasses.fake_tensor")
@@ -94,7 +100,9 @@ class FlopCount:
             self._undo.close()
         by_operator, uncounted = dict(self._by_operator), dict(self._uncounted)
         seen = tuple(sorted({_shown(operator.name) for operator in self._operators.values()}))
-        return FlopTotals(self._by_operator.total(), self._recomputed_flops, by_operator, uncounted, seen)
+        return FlopTotals(
+            self._by_operator.total(), self._recomputed_flops, by_operator, uncounted, seen, self._attention
+        )
 
     def dispatch(self, func: Any, subclasses: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator, and count it."""
@@ -114,6 +122,7 @@ class FlopCount:
         except Exception:  # noqa: BLE001 - a count that cannot be had never breaks a job
             self._note(str(func))
             return self._run(func, args, kwargs)
+        self._look_for_attention(operator.name, args)
         if operator.formula is None:
             return self._run_without_formula(operator, kernel, args, kwargs)
         out = self._run(func, args, kwargs)
@@ -177,6 +186,19 @@ class FlopCount:
             else:
                 self._by_operator[_shown(name)] += flops
         return None
+
+    def _look_for_attention(self, name: str, args: Any) -> None:
+        found: tuple[int, ...] = ()
+        with contextlib.suppress(AttributeError, IndexError, ValueError):
+            if name == "aten::bmm":
+                self._scores = (args[0].shape[-1], args[0].shape[-2], args[1].shape[-1])
+            elif name == "aten::_softmax" and args[0].dim() == 4 and self._scores[1:] == args[0].shape[-2:]:
+                found = (*args[0].shape, self._scores[0])
+            elif name.startswith("aten::_scaled_dot_product") and "backward" not in name:
+                batch, heads, queries, width = args[0].shape
+                found = (batch, heads, queries, args[1].shape[-2], width)
+        if math.prod(found) > math.prod(self._attention or (0,)) and found:
+            self._attention = found
 
     def _operator(self, func: Any) -> Operator:
         operator = self._operators.get(func)

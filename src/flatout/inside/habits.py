@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers.attention_kernels import time_kernels
 from flatout.levers.fused_optimizer import supports_fused
 from flatout.levers.places import users_place
 
@@ -35,6 +36,7 @@ class HabitsTap:
         self._uses = BatchUses(session.torch)
         self._sets_threads = "OMP_NUM_THREADS" in os.environ
         self._chooses_attention = False
+        self._attention_ms: dict[str, float] = {}
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -76,6 +78,11 @@ class HabitsTap:
         if "root_call" not in self._where:
             self._where["optimizer"] = users_place(self._session.torch)
 
+    def time_attention(self, shape: tuple[int, ...]) -> None:
+        """How long each attention kernel takes for this job's shape, in the precision that suits them all."""
+        torch, device = self._session.torch, self._session.device
+        self._attention_ms = time_kernels(torch, device, shape, torch.bfloat16)
+
     def describe(self, roots: list[Any], optimizers: list[Any]) -> dict[str, Any]:
         """Everything, as plain values."""
         torch = self._session.torch
@@ -110,6 +117,7 @@ class HabitsTap:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "batch_uses": self._uses.describe(),
             "sdpa_kernel": self._chooses_attention,
+            "attention_ms": self._attention_ms,
             "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
             or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "where": {name: place for name, place in self._where.items() if place is not None},

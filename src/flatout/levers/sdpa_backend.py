@@ -1,20 +1,24 @@
 """Which kernel computes attention."""
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
+from flatout.levers.attention_kernels import BACKENDS, OWN_CHOICE
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Lever, Refused, Settings
 
-_BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+# By less than this a kernel is not faster than the one that torch would choose.
+_FASTER = 1.03
 
 
 class SdpaBackend(Lever):
     """The kernel of `scaled_dot_product_attention` that is fastest for this job's shapes.
 
-    torch picks one by rules; which is fastest depends on shapes, dtype and card. Each is tried in the job
-    itself. The others stay allowed behind it, for shapes that it cannot do. Refused where the script chooses
-    a kernel itself.
+    torch picks one by rules; which is fastest depends on shapes, dtype and card. All are timed on the job's
+    own shape while the baseline runs; where one is faster than torch's own choice, it is tried in the job.
+    The others stay allowed behind it, for shapes that it cannot do. Refused where the script chooses a kernel
+    itself.
     """
 
     id = "sdpa-backend"
@@ -34,26 +38,33 @@ class SdpaBackend(Lever):
             return "the model has no attention"
         if job.habit("sdpa_kernel"):
             return "the script chooses the kernel itself"
+        times = job.habit("attention_ms") or {}
+        if OWN_CHOICE not in times:
+            return "its kernels could not be timed for this job's shape"
+        if _fastest(times) is None:
+            return f"torch's own choice is the fastest for this shape: {times[OWN_CHOICE]:.3f} ms"
         return ""
 
     @classmethod
     def variants(cls, job: JobFacts) -> tuple[Settings, ...]:
-        """cuDNN's came last and is often the fastest on Hopper."""
-        return ({"first": "cudnn"}, {"first": "flash"})
+        """The fastest."""
+        first = _fastest(job.habit("attention_ms") or {})
+        return ({"first": first},) if first is not None else ()
 
     @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:
-        """A fifth of what attention may be of the model."""
-        shares = job.device_shares or job.host_shares
-        return amdahl(0.25 * (shares.get("forward", 0.0) + shares.get("backward", 0.0)), 1.25)
+        """By so much the kernel is faster; attention may be a quarter of the model."""
+        shares, times = job.device_shares or job.host_shares, job.habit("attention_ms") or {}
+        factor = times.get(OWN_CHOICE, 1.0) / times.get(settings["first"], times.get(OWN_CHOICE, 1.0))
+        return amdahl(0.25 * (shares.get("forward", 0.0) + shares.get("backward", 0.0)), factor)
 
     def apply(self) -> None:
         """Put it first."""
         attention: Any = importlib.import_module("torch.nn.attention")
-        first = _BACKENDS[self.settings.get("first", "cudnn")]
+        first = BACKENDS[self.settings.get("first", "cudnn")]
         if not hasattr(attention.SDPBackend, first):
             raise Refused(f"this torch has no attention kernel {self.settings.get('first')!r}")
-        others = [name for name in (*_BACKENDS.values(), "MATH") if name != first]
+        others = [name for name in (*BACKENDS.values(), "MATH") if name != first]
         order = [getattr(attention.SDPBackend, name) for name in (first, *others)]
         self._context = attention.sdpa_kernel(order, set_priority=True)
         self._context.__enter__()
@@ -61,3 +72,11 @@ class SdpaBackend(Lever):
     def undo(self) -> None:
         """As it was."""
         self._context.__exit__(None, None, None)
+
+
+def _fastest(times: Mapping[str, float]) -> str | None:
+    """The kernel that beats torch's own choice, if one does."""
+    name = min((name for name in times if name != OWN_CHOICE), key=lambda name: times[name], default=None)
+    if name is None or OWN_CHOICE not in times or times[OWN_CHOICE] < _FASTER * times[name]:
+        return None
+    return name

@@ -15,6 +15,9 @@ Arm = tuple[Choice, ...]
 _SETTLING = 2
 _ENOUGH_TO_TRIM = 5
 _COMPILES_AT_MOST = 5
+# Of a speedup, in logarithms: from so far away of what was asked, two cycles tell.
+_FAR = 0.1
+_FEWEST_IF_FAR = 2
 _HOST_WORK = ("forward_ns", "backward_ns", "optimizer_ns", "clipping_ns")
 # Of the t distribution: 95 % of the mean of n values lie within so many standard errors.
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -26,6 +29,7 @@ class Ask:
 
     arms: tuple[Arm, ...]
     what: str
+    # Relative to the speedup.
     precision: float = 0.01
     fewest_cycles: int = 4
     most_cycles: int = 14
@@ -65,6 +69,8 @@ class Comparison:
         self._compiled_in: list[set[int]] = [set() for _ in ask.arms]
         self._host_shares: list[list[float]] = [[] for _ in ask.arms]
         self.failed: dict[int, str] = {}
+        # Arms of which enough is known: they take no more turns.
+        self.settled: set[int] = set()
 
     def take(self, step: dict[str, Any]) -> None:
         """One step of the job."""
@@ -89,27 +95,35 @@ class Comparison:
 
     def is_enough(self, block_updates: int) -> bool:
         """Whether the speedups are known as precisely as was asked, or will not be."""
-        cycles = self._cycles(block_updates)
-        if cycles < self.ask.fewest_cycles:
-            return False
+        self.settle(block_updates)
+        return len(self.settled | set(self.failed) | {0}) == len(self.ask.arms)
+
+    def settle(self, block_updates: int) -> None:
+        """Find the arms of which enough is known."""
+        cycles = len(self._whole(0, block_updates))
+        for arm, result in enumerate(self.results(block_updates)):
+            own = min(cycles, len(self._whole(arm, block_updates)))
+            if arm and arm not in self.settled and self._is_clear(result, own):
+                self.settled.add(arm)
+
+    def _is_clear(self, result: ArmResult, cycles: int) -> bool:
         if cycles >= self.ask.most_cycles:
             return True
-        return all(self._is_clear(result) for result in self.results(block_updates)[1:])
-
-    def _is_clear(self, result: ArmResult) -> bool:
-        if result.low is None or result.high is None:
-            return True
+        if result.low is None or result.high is None or result.speedup is None:
+            return False
         threshold = self.ask.threshold
         if threshold is not None and not result.low <= threshold <= result.high:
-            return True
-        return (result.high - result.low) / 2 <= self.ask.precision
+            # Two cycles can agree by chance; not on something that far away.
+            far = abs(math.log(max(result.speedup, 1e-9) / threshold)) > _FAR
+            return cycles >= (_FEWEST_IF_FAR if far else self.ask.fewest_cycles)
+        half = (result.high - result.low) / 2
+        return cycles >= self.ask.fewest_cycles and half <= self.ask.precision * result.speedup
 
     def results(self, block_updates: int) -> list[ArmResult]:
         """One for each arm."""
-        cycles = self._cycles(block_updates)
         means = [
-            [statistics.median(block) for block in blocks[:cycles] if block]
-            for blocks in (self._whole(arm, block_updates) for arm in range(len(self.ask.arms)))
+            [statistics.median(block) for block in self._whole(arm, block_updates)]
+            for arm in range(len(self.ask.arms))
         ]
         return [self._result(arm, means) for arm in range(len(self.ask.arms))]
 
@@ -133,16 +147,6 @@ class Comparison:
         """Blocks that are complete enough to count: a step or two may have been lost to an evaluation."""
         wanted = max(1, (block_updates - _SETTLING) // 2)
         return [block for block in self._blocks[arm] if len(block) >= wanted]
-
-    def _cycles(self, block_updates: int) -> int:
-        return min(
-            (
-                len(self._whole(arm, block_updates))
-                for arm in range(len(self.ask.arms))
-                if arm not in self.failed
-            ),
-            default=0,
-        )
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

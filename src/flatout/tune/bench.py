@@ -96,8 +96,11 @@ class Bench:
                 dropped = [replay.dropped[key] for key in keys if key in replay.dropped]
                 if dropped:
                     comparison.failed[number] = dropped[0]
+        settled = len(comparison.settled)
         if comparison.is_enough(self._block) or len(comparison.failed) >= len(comparison.ask.arms) - 1 > 0:
             self._next(comparison.results(self._block))
+        elif len(comparison.settled) > settled:
+            self._write_arms()
         return self.finished
 
     def _next(self, results: list[ArmResult] | None) -> None:
@@ -124,7 +127,7 @@ class Bench:
         arms = [
             (number, arm)
             for number, arm in enumerate(self._comparison.ask.arms)
-            if number not in self._comparison.failed
+            if number not in self._comparison.failed and number not in self._comparison.settled
         ]
         document = {
             "generation": self._generation,

@@ -46,7 +46,7 @@ _RANKS = (
     "compile",
 )
 # What is tried on top of the rest, in this order: each changes what the one before has left.
-_ON_TOP = ("sdpa-backend", "compile")
+_ON_TOP = ("compile", "sdpa-backend")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,9 +105,9 @@ class Finder:
         later = [choice for name in _ON_TOP for choice in candidates if choice.id == name]
         yield from self._singles(cheap)
         yield from self._together()
-        for choice in later:
-            if self._graphs_cannot_help(choice):
-                self.conclude(choice, "skipped", "the host keeps up: launches are not what holds the job up")
+        for choice in self._graphs_in_their_place(later):
+            if reason := self._needless(choice):
+                self.conclude(choice, "skipped", reason)
             else:
                 yield from self._on_top(choice)
         if any(choice.id == "compile" for choice in self.best):
@@ -125,6 +125,7 @@ class Finder:
             if not self._has_time(some):
                 return
             results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
+            self._host_share = results[0].host_share
             for choice, result in zip(some, results[1:], strict=True):
                 self._judge(choice, result, ())
         kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
@@ -158,6 +159,7 @@ class Finder:
         if results[0].failed:
             self.best = together[:1]
             return
+        self._host_share = results[0].host_share
         evicted = []
         for left, result in zip(together, results[1:], strict=False):
             if (
@@ -290,10 +292,25 @@ class Finder:
     def _is_kept(self, choice: Choice) -> bool:
         return self.trials[_key(choice)].verdict == "kept"
 
-    def _graphs_cannot_help(self, choice: Choice) -> bool:
-        """CUDA graphs take launches away; where the host is idle half of the time, none holds the job up."""
-        with_graphs = choice.settings.get("mode") in ("reduce-overhead", "max-autotune")
-        return with_graphs and self._host_share is not None and self._host_share < _HOST_IS_IDLE
+    def _graphs_in_their_place(self, choices: list[Choice]) -> list[Choice]:
+        """Where launches hold the job up, CUDA graphs come first: each mode takes long to compile."""
+        host_share = self._host_share if self._host_share is not None else 1.0
+        graphs_first = host_share >= _HOST_IS_IDLE
+        return sorted(
+            choices, key=lambda choice: _with_graphs(choice) != graphs_first if choice.id == "compile" else 2
+        )
+
+    def _needless(self, choice: Choice) -> str:
+        """Why a mode of the compiler need not be tried after what the other showed."""
+        if choice.id != "compile":
+            return ""
+        if _with_graphs(choice):
+            # Graphs take launches away; where the host is idle half of the time, none holds the job up.
+            idle = self._host_share is not None and self._host_share < _HOST_IS_IDLE
+            return "the host keeps up: launches are not what holds the job up" if idle else ""
+        if any(one.id == "compile" and _with_graphs(one) for one in self.best):
+            return "reduce-overhead is the same code without its launches, which hold this job up"
+        return ""
 
     def _pays_back(self, result: ArmResult, base: ArmResult) -> bool:
         steps = self._limits.job_steps
@@ -331,6 +348,10 @@ def conflict(one: Choice, other: Choice) -> bool:
 
 def _key(choice: Choice) -> str:
     return choice.words()
+
+
+def _with_graphs(choice: Choice) -> bool:
+    return choice.settings.get("mode") in ("reduce-overhead", "max-autotune")
 
 
 def _listed(choices: Sequence[Choice]) -> str:

@@ -190,6 +190,14 @@ def test_grouped_products_count_each_row_once_forward_and_backward() -> None:
 
 
 @pytest.mark.parametrize("attention", ["by hand", "sdpa"])
+def test_the_shape_of_attention_is_seen_fused_or_not(attention: str) -> None:
+    model, batch = GPT(attention), tokens()
+    count = start_counting(torch)
+    model(batch).sum().backward()
+    assert count.stop().attention == (batch.shape[0], 4, batch.shape[1], batch.shape[1], 8)
+
+
+@pytest.mark.parametrize("attention", ["by hand", "sdpa"])
 def test_a_gpt_costs_what_the_formula_says(attention: str) -> None:
     model, batch = GPT(attention), tokens()
     totals = counted(lambda: model(batch))

@@ -71,13 +71,32 @@ def test_an_attention_kernel_comes_first_and_goes_without_a_trace(first: str) ->
 
 
 def test_an_attention_kernel_needs_attention_on_a_gpu() -> None:
-    with_attention = {"operators": ["aten._scaled_dot_product_flash_attention"]}
+    times = {"torch's choice": 0.4, "cudnn": 0.3, "flash": 0.4}
+    with_attention = {"operators": ["aten._scaled_dot_product_flash_attention"], "attention_ms": times}
     assert not SdpaBackend.check(JobFacts(habits=with_attention, **GPU))  # type: ignore[arg-type]
-    assert not SdpaBackend.check(JobFacts(habits={"operators": ["aten._softmax"]}, **GPU))  # type: ignore[arg-type]
+    by_hand = {"operators": ["aten._softmax"], "attention_ms": times}
+    assert not SdpaBackend.check(JobFacts(habits=by_hand, **GPU))  # type: ignore[arg-type]
     assert "no attention" in SdpaBackend.check(JobFacts(habits={"operators": ["aten.mm"]}, **GPU))  # type: ignore[arg-type]
     assert "GPU" in SdpaBackend.check(JobFacts(habits=with_attention))
+    not_timed = {"operators": ["aten._softmax"]}
+    assert "timed" in SdpaBackend.check(JobFacts(habits=not_timed, **GPU))  # type: ignore[arg-type]
     chosen = with_attention | {"sdpa_kernel": True}
     assert "itself" in SdpaBackend.check(JobFacts(habits=chosen, **GPU))  # type: ignore[arg-type]
+
+
+def test_only_the_attention_kernel_that_was_timed_to_be_faster_is_tried() -> None:
+    def variants(times: dict[str, float]) -> Any:
+        job = JobFacts(habits={"operators": ["aten._softmax"], "attention_ms": times}, **GPU)  # type: ignore[arg-type]
+        settings = SdpaBackend.variants(job)
+        return settings, SdpaBackend.check(job), [SdpaBackend.predict(job, one) for one in settings]
+
+    settings, reason, [predicted] = variants({"torch's choice": 0.4, "cudnn": 0.4, "flash": 0.2})
+    assert settings == ({"first": "flash"},)
+    assert not reason
+    assert 1.0 < predicted < 1.5
+    settings, reason, _ = variants({"torch's choice": 0.300, "cudnn": 0.297, "flash": 0.4})
+    assert not settings
+    assert reason == "torch's own choice is the fastest for this shape: 0.300 ms"
 
 
 def test_the_allocator_is_left_alone_unless_it_starts_over() -> None:

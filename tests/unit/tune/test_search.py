@@ -36,8 +36,14 @@ GPU = JobFacts(
 class World:
     """A job whose levers have known effects: by which factor each changes a step, alone or beside others."""
 
-    def __init__(self, factors: dict[str, float], beside: dict[tuple[str, str], float] | None = None) -> None:
+    def __init__(
+        self,
+        factors: dict[str, float],
+        beside: dict[tuple[str, str], float] | None = None,
+        host_share: float = 0.8,
+    ) -> None:
         self.factors = factors
+        self.host_share = host_share
         self.beside = beside or {}
         self.broken: dict[str, str] = {}
         self.asked: list[Ask] = []
@@ -72,7 +78,7 @@ class World:
                     low=speedup - 0.004,
                     high=speedup + 0.004,
                     compile_s=20.0,
-                    host_share=0.8,
+                    host_share=self.host_share,
                 )
             )
         return results
@@ -143,6 +149,26 @@ def test_a_compilation_that_does_not_pay_back_is_not_chosen() -> None:
     reason = finder.trials["compile (default)"].reason
     assert reason.startswith("compiling takes 20 s and saves 2 s") or "saves 1 s" in reason
     assert searched(World({"compile": 0.8}), job_steps=100_000).best != ()
+
+
+def test_graphs_come_first_where_launches_hold_the_job_up_and_plain_code_needs_no_try_then() -> None:
+    finder = searched(World({"compile (default)": 0.8, "compile (reduce-overhead)": 0.5}))
+    assert names(finder) == ["compile (reduce-overhead)"]
+    assert finder.trials["compile (default)"].verdict == "skipped"
+    assert "launches" in finder.trials["compile (default)"].reason
+
+
+def test_where_the_host_is_idle_plain_code_comes_first_and_graphs_need_no_try() -> None:
+    world = World({"compile (default)": 0.8, "compile (reduce-overhead)": 0.8}, host_share=0.1)
+    finder = searched(world)
+    assert names(finder) == ["compile (default)"]
+    assert finder.trials["compile (reduce-overhead)"].verdict == "skipped"
+    assert "the host keeps up" in finder.trials["compile (reduce-overhead)"].reason
+
+
+def test_graphs_that_fail_leave_plain_code_to_be_tried() -> None:
+    world = World({"compile (default)": 0.8, "compile (reduce-overhead)": 1.2})
+    assert names(searched(world)) == ["compile (default)"]
 
 
 def test_only_and_skip() -> None:
@@ -222,6 +248,24 @@ def test_a_speedup_is_the_mean_of_neighbouring_blocks() -> None:
     result = comparison.results(8)[1]
     assert (result.speedup, result.low, result.high) == pytest.approx((2.0, 2.0, 2.0))
     assert result.is_faster(0.01)
+
+
+def test_two_cycles_tell_what_is_far_away_and_nothing_else() -> None:
+    ask = Ask(arms=((), (Choice(id="bf16"),), (Choice(id="tf32"),)), what="", threshold=1.01)
+    comparison = Comparison(ask, 1)
+    for _ in range(2):
+        for arm, ms in ((0, 10.0), (1, 5.0), (2, 9.7)):
+            for step in steps(arm, 8, ms):
+                comparison.take(step)
+    assert not comparison.is_enough(8)
+    assert comparison.settled == {1}
+    for _ in range(2):  # the settled one takes no more turns
+        for arm, ms in ((0, 10.0), (2, 9.7)):
+            for step in steps(arm, 8, ms):
+                comparison.take(step)
+    assert comparison.is_enough(8)
+    results = comparison.results(8)
+    assert [result.speedup for result in results] == pytest.approx([1.0, 2.0, 10 / 9.7])
 
 
 def test_three_blocks_are_not_enough_and_one_disturbance_does_not_decide() -> None:
