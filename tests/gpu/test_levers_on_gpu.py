@@ -17,6 +17,8 @@ from flatout.levers.attention_kernels import time_kernels
 from flatout.levers.bf16 import Bf16
 from flatout.levers.compile import Compile
 from flatout.levers.device_prefetch import DevicePrefetch
+from flatout.levers.graph_outputs import GraphOutputs
+from flatout.levers.lever import Broken
 from flatout.levers.sdpa_backend import SdpaBackend
 
 HEADS, WIDTH, LENGTH, BATCH = 8, 512, 512, 4
@@ -108,6 +110,27 @@ def test_compiled_and_rewritten(mode: str) -> None:
         compiled = trained(model, call, x)
     assert off(trained(model, model, x), compiled) < 0.03
     assert "softmax" not in kernels(call, x)
+
+
+def test_outputs_of_graphs_are_lent_and_never_overwritten_while_kept() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 4096)
+    ).cuda()
+    call = GraphOutputs(torch, torch.compile(model.forward, mode="reduce-overhead"))
+    places, x = [], torch.randn(512, 512, device="cuda")
+    for _ in range(10):
+        model.zero_grad()
+        out = call(x)
+        loss = out.square().mean()
+        loss.backward()
+        places.append(out.data_ptr())
+    assert not call.copies_all
+    assert len(set(places[4:])) == 1  # not copies: each time the graph's own memory
+    kept = [out]
+    before = out.detach().clone()
+    with pytest.raises(Broken):
+        call(x)
+    assert torch.equal(kept[0], before)
 
 
 def test_dropout_draws_as_written_in_guard_runs() -> None:

@@ -1,20 +1,13 @@
 """torch.compile around the model's call."""
 
-import sys
-import weakref
 from typing import Any
 
 from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
+from flatout.levers.graph_outputs import GraphOutputs
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Settings
-from flatout.levers.outputs import map_tensors
-
-# Outputs up to this size are copied out of a CUDA graph's memory: losses that a script collects.
-_SMALL_BYTES = 1 << 20
-# The script's variable, ours, and the argument of getrefcount.
-_ONE_NAME = 3
 
 
 class Compile(Lever):
@@ -75,7 +68,7 @@ class Compile(Lever):
             compiled = torch.compile(inner, mode=None if mode == "default" else mode)
         if mode not in ("reduce-overhead", "max-autotune"):
             return self._insisting_on_a_graph(compiled)
-        return self._insisting_on_a_graph(_with_graphs_memory_kept(torch, compiled, call))
+        return self._insisting_on_a_graph(GraphOutputs(torch, compiled))
 
     def _insisting_on_a_graph(self, compiled: Call) -> Call:
         known = self.scene.torch._dynamo.utils.counters["stats"]  # noqa: SLF001
@@ -105,56 +98,3 @@ def _rewritten_first(torch: Any, rewriter: Rewriter, mode: str) -> Any:
 
     backend.reset = inductor.reset  # type: ignore[attr-defined]
     return backend
-
-
-def _with_graphs_memory_kept(torch: Any, compiled: Call, as_written: Call) -> Call:
-    """Outputs of a CUDA graph lie where the next replay writes: small ones are copied out.
-
-    A large one that the script still holds by more than one name when the next step begins makes that
-    step run as written, and all after it copy everything.
-    """
-    lent: list[_Lent] = []
-    copy_all = False
-
-    def keep(tensor: Any) -> Any:
-        if copy_all or tensor.nbytes <= _SMALL_BYTES:
-            return tensor.clone()
-        lent.append(_Lent(torch, tensor))
-        return tensor
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal copy_all
-        held = any(one.is_held() for one in lent)
-        lent.clear()
-        if held:
-            copy_all = True
-            return as_written(*args, **kwargs)
-        torch.compiler.cudagraph_mark_step_begin()
-        return map_tensors(keep, compiled(*args, **kwargs))
-
-    return call
-
-
-class _Lent:
-    """An output that lies in a graph's memory, and whether the script keeps it beyond its step.
-
-    In `out = model(x)` the old `out` lives until the new one is there, so one name is no sign of keeping it;
-    a second name, a view or a detached copy is.
-    """
-
-    def __init__(self, torch: Any, tensor: Any) -> None:
-        self._uses = torch._C._storage_Use_Count  # noqa: SLF001
-        probe = torch.empty(1)
-        storage = probe.untyped_storage()  # kept: its address must stay its own while it is asked about
-        self._alone = self._uses(storage._cdata)  # noqa: SLF001
-        self._tensor = weakref.ref(tensor)
-        self._storage = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
-
-    def is_held(self) -> bool:
-        tensor = self._tensor()
-        if tensor is None:
-            return not self._storage.expired()
-        if sys.getrefcount(tensor) > _ONE_NAME:
-            return True
-        storage = tensor.untyped_storage()
-        return bool(self._uses(storage._cdata) > self._alone)  # noqa: SLF001

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from flatout.levers.bf16 import Bf16  # noqa: E402
 from flatout.levers.catalogue import BY_ID, LEVERS  # noqa: E402
 from flatout.levers.channels_last import ChannelsLast  # noqa: E402
-from flatout.levers.compile import Compile, _Lent  # noqa: E402
+from flatout.levers.compile import Compile  # noqa: E402
 from flatout.levers.cudnn_autotune import CudnnAutotune  # noqa: E402
 from flatout.levers.debug_modes import DebugModes  # noqa: E402
 from flatout.levers.fused_optimizer import FusedOptimizer, supports_fused  # noqa: E402
@@ -199,21 +199,6 @@ def test_channels_last_changes_strides_alone_and_puts_them_back() -> None:
 
 
 # Graphs -----------------------------------------------------------------------------------------------------
-
-
-def test_an_output_is_held_when_it_has_more_than_one_name() -> None:
-    out = torch.ones(3)
-    lent = _Lent(torch, out)
-    assert not lent.is_held()  # `out = model(x)`: alive until the next one is there
-    other = out
-    assert lent.is_held()
-    del other
-    kept = [out.detach()]
-    assert lent.is_held()
-    del out
-    assert lent.is_held()  # the detached copy lives on
-    kept.clear()
-    assert not lent.is_held()
 
 
 def test_a_compilation_without_a_graph_has_failed() -> None:

@@ -1,0 +1,116 @@
+"""Outputs of a CUDA graph lie where its next replay writes: which of them may a script be given as they are?
+
+`out = model(x)` gives them up in time: the old `out` is of no use when the next one is made. A list of
+outputs, a second name or a view does not. Small outputs are always copied out. Large ones are copied in the
+first calls, to see what becomes of them: a script that still has one two calls later gets copies for good.
+Where one is held by more than one name later on, when the next step begins, no graph may be replayed again.
+"""
+
+import dataclasses
+import importlib
+import sys
+import weakref
+from typing import Any
+
+from flatout.levers.lever import Broken, Call
+from flatout.levers.outputs import map_tensors
+
+# Losses that a script collects.
+_SMALL_BYTES = 1 << 20
+# Calls in which everything is copied: graphs are warmed up, recorded, and replayed in the last of them.
+_WATCHED = 4
+
+
+class GraphOutputs:
+    """The call of a model that replays CUDA graphs; its outputs stay as they are for as long as needed."""
+
+    def __init__(self, torch: Any, compiled: Call) -> None:
+        self._torch = torch
+        self._compiled = compiled
+        self._lent: list[Lent] = []
+        # Of the first calls: the memory of the copies that the script got.
+        self._given: list[list[Any]] = []
+        # By output: how it is held when the script has no name for it. torch keeps tensors of its own over a
+        # graph's memory from one replay to the next.
+        self._nobody: list[Held] = []
+        # Set for good once a script was seen to keep what it was given.
+        self.copies_all = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One call; raises Broken, before anything is overwritten, where the script keeps an output."""
+        found = [lent.held() for lent in self._lent]
+        if len(self._given) < _WATCHED:
+            return self._call_and_watch(args, kwargs)
+        if not self._nobody:
+            self._nobody = found
+        elif any(now.is_more_than_one_name(then) for now, then in zip(found, self._nobody, strict=False)):
+            raise Broken("compile", "the script keeps an output, which lies where CUDA graphs write")
+        return map_tensors(self._keep, self._replayed(args, kwargs))
+
+    def _call_and_watch(self, args: Any, kwargs: Any) -> Any:
+        if any(not memory.expired() for given in self._given[:-1] for memory in given):
+            self.copies_all = True
+        given: list[Any] = []
+
+        def copied(tensor: Any) -> Any:
+            copy = tensor.clone()
+            if copy.nbytes > _SMALL_BYTES:
+                self._lent.append(Lent(self._torch, tensor))
+                given.append(_memory(copy))
+            return copy
+
+        result = map_tensors(copied, self._replayed(args, kwargs))
+        self._given.append(given)
+        return result
+
+    def _replayed(self, args: Any, kwargs: Any) -> Any:
+        self._lent.clear()
+        self._torch.compiler.cudagraph_mark_step_begin()
+        return self._compiled(*args, **kwargs)
+
+    def _keep(self, tensor: Any) -> Any:
+        if self.copies_all or tensor.nbytes <= _SMALL_BYTES:
+            return tensor.clone()
+        self._lent.append(Lent(self._torch, tensor))
+        return tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """By how many a tensor and its memory are held; a tensor that is gone by none."""
+
+    references: int
+    uses: int
+
+    def is_more_than_one_name(self, nobody: "Held") -> bool:
+        """Whether that is more than what is there when nobody holds it, and one name."""
+        # A name brings a tensor back that is gone when nobody has it, and with it one more use of its memory.
+        back = bool(self.references and not nobody.references)
+        return self.references > max(nobody.references, _ALIVE) + 1 or self.uses > nobody.uses + back
+
+
+# The variable in which `held` has it, and the argument of getrefcount.
+_ALIVE = 2
+
+
+class Lent:
+    """An output that lies in a graph's memory."""
+
+    def __init__(self, torch: Any, tensor: Any) -> None:
+        self._uses = torch._C._storage_Use_Count  # noqa: SLF001
+        self._tensor = weakref.ref(tensor)
+        self._storage = _memory(tensor)
+
+    def held(self) -> Held:
+        """By how many it is held now."""
+        if self._storage.expired():
+            return Held(0, 0)
+        uses = self._uses(self._storage.cdata)
+        tensor = self._tensor()
+        return Held(sys.getrefcount(tensor) if tensor is not None else 0, uses)
+
+
+def _memory(tensor: Any) -> Any:
+    """A tensor's memory, without keeping it."""
+    reductions = importlib.import_module("torch.multiprocessing.reductions")
+    return reductions.StorageWeakRef(tensor.untyped_storage())
