@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import guard_jobs
 from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, train
 from benchmarks.machine import write
 from flatout.levers.catalogue import BY_ID
@@ -37,8 +38,10 @@ def baselines(folder: Path, job: str, seed: int, roundoff: float) -> tuple[Guard
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=guard_jobs.STEPS)
     parser.add_argument("--out")
     chosen = parser.parse_args()
+    guard_jobs.STEPS = chosen.steps
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:

@@ -22,7 +22,7 @@ def main() -> int:
     has_gpu = any(device.vendor == "nvidia" for device in devices)
     FOLDER.mkdir(exist_ok=True)
     script = os.path.relpath(ROOT / "examples" / "gpt.py", FOLDER)
-    budget = "3m" if has_gpu else "40s"
+    budget = "3m" if has_gpu else "90s"
     words = [
         "tune",
         "--budget",

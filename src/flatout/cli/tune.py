@@ -60,7 +60,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     type=Duration(),
     default="5m",
     show_default=True,
-    help="How long to look for levers. The guard and the confirmation come on top.",
+    help="How long tuning may take; half of it at least goes to trying levers.",
 )
 @click.option(
     "--goal",

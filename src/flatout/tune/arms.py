@@ -11,8 +11,10 @@ from flatout.records.plan import Choice
 
 Arm = tuple[Choice, ...]
 
-# The first steps of a block belong to the switch: allocators, caches and clocks settle.
+# The first steps of a block belong to the switch: allocators, caches and clocks settle. Of slow ones, one.
 _SETTLING = 2
+_SLOW_MS = 60.0
+_SLOW_BLOCK = 4
 _ENOUGH_TO_TRIM = 5
 _COMPILES_AT_MOST = 5
 # Of a speedup, in logarithms: from so far away of what was asked, two cycles tell.
@@ -72,8 +74,8 @@ class Comparison:
         # Arms of which enough is known: they take no more turns.
         self.settled: set[int] = set()
 
-    def take(self, step: dict[str, Any]) -> None:
-        """One step of the job."""
+    def take(self, step: dict[str, Any], block_updates: int) -> None:
+        """One step of the job, whose blocks have so many."""
         place = step.get("arm")
         if place is None or place[0] != self.generation:
             return
@@ -86,7 +88,7 @@ class Comparison:
             self._compiled_in[arm].add(len(self._blocks[arm]))
             if len(self._compiled_in[arm]) > _COMPILES_AT_MOST:
                 self.failed.setdefault(arm, "it compiles again and again: shapes or values keep changing")
-        if in_block <= _SETTLING or step["compiles"] or not self._blocks[arm]:
+        if in_block <= _settling(block_updates) or step["compiles"] or not self._blocks[arm]:
             return
         device = step.get("device_ms") if not step["evaluations"] else None
         self._blocks[arm][-1].append(device if device is not None else wall_ms)
@@ -145,7 +147,7 @@ class Comparison:
 
     def _whole(self, arm: int, block_updates: int) -> list[list[float]]:
         """Blocks that are complete enough to count: a step or two may have been lost to an evaluation."""
-        wanted = max(1, (block_updates - _SETTLING) // 2)
+        wanted = max(1, (block_updates - _settling(block_updates)) // 2)
         return [block for block in self._blocks[arm] if len(block) >= wanted]
 
 
@@ -168,4 +170,10 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 def block_length(step_ms: float) -> int:
     """Steps of a block: about a quarter of a second, and never so few that the switch counts."""
+    if step_ms >= _SLOW_MS:
+        return _SLOW_BLOCK
     return max(6, min(60, round(250 / max(step_ms, 0.01)))) + _SETTLING
+
+
+def _settling(block_updates: int) -> int:
+    return 1 if block_updates <= _SLOW_BLOCK else _SETTLING

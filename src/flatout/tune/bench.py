@@ -85,7 +85,7 @@ class Bench:
             self._write_arms()
         for step in steps[self._taken :]:
             if self._comparison is not None:
-                self._comparison.take(step)
+                self._comparison.take(step, self._block)
         self._taken = len(steps)
         comparison, replay = self._comparison, progress.lead_replay()
         if comparison is None or self._folder is None:

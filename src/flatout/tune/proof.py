@@ -1,5 +1,6 @@
 """The runs that the guard judges, and what follows from its judgement."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,10 @@ from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import GuardRun, bit_for_bit, judge
 from flatout.tune.request import TuneRequest
 
-STEPS = 30
+# Updates of a run; fewer where they are slow, as few as still find every corruption that shows in them
+# (benchmarks/results, guard-12-steps).
+_STEPS, _FEWEST_STEPS = 30, 12
+_LONG_ENOUGH_S = 6.0
 _UPDATES = 3
 _TWINS = 3
 _ROUNDS = 3
@@ -45,6 +49,7 @@ class Proof:
         self._request = request
         self._folder = folder
         self._at_once = runs_at_once(baseline, threads)
+        self._steps = steps_of(baseline)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
         self._draws = draws
         self._tell = on_progress
@@ -130,7 +135,7 @@ class Proof:
             place = self._folder / f"{number}-guard"
             plan = self._request.trial(
                 f"guard: {name}",
-                StopRule(updates=STEPS),
+                StopRule(updates=self._steps),
                 levers,
                 pair_updates=_UPDATES,
                 guard_updates=_UPDATES,
@@ -146,6 +151,22 @@ class Proof:
         self._tell(f"guard: {', '.join(name for name, *_ in runs)}", 0, len(runs))
         with ThreadPoolExecutor(max_workers=self._at_once) as pool:
             return list(pool.map(one, enumerate(runs, start=first)))
+
+
+def steps_of(baseline: Profile) -> int:
+    """How many updates a run of the guard makes."""
+    if baseline.step_ms is None:
+        return _STEPS
+    return max(_FEWEST_STEPS, min(_STEPS, round(_LONG_ENOUGH_S / (baseline.step_ms.p50 / 1000))))
+
+
+def proof_seconds(baseline: Profile, threads: int) -> float:
+    """About how long the guard's runs will take: each starts as the baseline did, and computes as it did."""
+    if baseline.step_ms is None:
+        return 0.0
+    starts = math.ceil((_TWINS + 2) / runs_at_once(baseline, threads))
+    computing_s = (_TWINS + 2) * steps_of(baseline) * baseline.step_ms.p50 / 1000
+    return starts * (baseline.trial.to_first_update_s or 0.0) + computing_s
 
 
 def runs_at_once(baseline: Profile, threads: int) -> int:

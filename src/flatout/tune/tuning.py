@@ -32,10 +32,13 @@ from flatout.tune.lean import lean
 from flatout.tune.loading import LoaderStage, with_workers
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, gain, pace_of
-from flatout.tune.proof import Proof, with_verdicts
+from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
 from flatout.tune.search import WORTH, Finder, Limits
+
+# Of the budget, whatever the proof will take.
+_FOR_THE_SEARCH = 0.5
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -72,6 +75,7 @@ class _Tuner:
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
+        self._leave_time_for_the_proof(baseline, job)
         loading = LoaderStage(self._measurer, self._limits, self._folder)
         with self._stage("loader"):
             loader, loader_trial = loading.tune(job, baseline, ())
@@ -159,6 +163,15 @@ class _Tuner:
             )
         return profile
 
+    def _leave_time_for_the_proof(self, baseline: Profile, job: JobFacts) -> None:
+        """The budget is for everything, and the guard and the confirmation come last."""
+        start_s = baseline.trial.to_first_update_s or 0.0
+        # To confirm means to start once more, and as long again to compile.
+        left_s = proof_seconds(baseline, _threads(job)) + 2 * start_s + self._measurer.rule.fewest_seconds
+        budget_s = self._request.budget_s
+        deadline = self._began + max(_FOR_THE_SEARCH * budget_s, budget_s - left_s)
+        self._limits = dataclasses.replace(self._limits, deadline=deadline)
+
     def _resume(self, job: Fingerprint, base: Sequence[Choice]) -> None:
         write_job(self._folder, job, base)
         if self._request.resume is not None:
@@ -199,7 +212,7 @@ class _Tuner:
             self._trials_folder,
             baseline,
             draws=bool(job.habit("draws", True)),
-            threads=int(job.habit("threads", 1)),
+            threads=_threads(job),
             on_progress=self._tell,
         )
         chosen, guard = proof.prove(found)
@@ -237,6 +250,10 @@ class _Tuner:
             return chosen, pace
         self._notes.append("in a process of its own the plan was no faster, so there is none")
         return (), None
+
+
+def _threads(job: JobFacts) -> int:
+    return int(job.habit("threads", 1))
 
 
 def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:

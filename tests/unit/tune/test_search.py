@@ -237,7 +237,7 @@ def compared(*blocks: tuple[int, float], block: int = 8) -> Comparison:
     comparison = Comparison(ask, 1)
     for arm, ms in blocks:
         for step in steps(arm, block, ms):
-            comparison.take(step)
+            comparison.take(step, 8)
     return comparison
 
 
@@ -256,13 +256,13 @@ def test_two_cycles_tell_what_is_far_away_and_nothing_else() -> None:
     for _ in range(2):
         for arm, ms in ((0, 10.0), (1, 5.0), (2, 9.7)):
             for step in steps(arm, 8, ms):
-                comparison.take(step)
+                comparison.take(step, 8)
     assert not comparison.is_enough(8)
     assert comparison.settled == {1}
     for _ in range(2):  # the settled one takes no more turns
         for arm, ms in ((0, 10.0), (2, 9.7)):
             for step in steps(arm, 8, ms):
-                comparison.take(step)
+                comparison.take(step, 8)
     assert comparison.is_enough(8)
     results = comparison.results(8)
     assert [result.speedup for result in results] == pytest.approx([1.0, 2.0, 10 / 9.7])
@@ -280,13 +280,13 @@ def test_steps_of_the_switch_and_of_compilations_do_not_count() -> None:
     comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1)
     for _ in range(5):
         for step in [*steps(0, 2, 500.0), *steps(0, 6, 10.0, start=3)]:
-            comparison.take(step)
+            comparison.take(step, 8)
         for step in [
             *steps(1, 1, 9000.0, compiles=1),
             *steps(1, 1, 500.0, start=2),
             *steps(1, 6, 5.0, start=3),
         ]:
-            comparison.take(step)
+            comparison.take(step, 8)
     result = comparison.results(8)[1]
     assert result.speedup == pytest.approx(2.0)
     assert result.compile_s == pytest.approx(45.0)
@@ -297,20 +297,20 @@ def test_an_arm_that_never_stops_compiling_has_failed() -> None:
     for _ in range(6):
         assert comparison.failed == {}
         for step in [*steps(0, 8, 10.0), *steps(1, 1, 900.0, compiles=1), *steps(1, 7, 5.0, start=2)]:
-            comparison.take(step)
+            comparison.take(step, 8)
     assert "again and again" in comparison.failed[1]
 
 
 def test_steps_of_another_question_do_not_count() -> None:
     comparison = compared((0, 10), (1, 5))
     for step in steps(1, 8, 1.0, generation=2):
-        comparison.take(step)
+        comparison.take(step, 8)
     assert comparison.results(8)[1].speedup == pytest.approx(2.0)
 
 
 @given(st.floats(0.01, 1e5))
 def test_a_block_is_long_enough_for_what_it_measures(step_ms: float) -> None:
-    assert 8 <= block_length(step_ms) <= 62
+    assert 4 <= block_length(step_ms) <= 62
 
 
 def test_one_value_alone_could_be_anything() -> None:
