@@ -26,9 +26,8 @@ class Bench:
         self._mark = Path(session.order.folder) / ARM_FILE
         self._stamp = 0
         self._next: dict[str, Any] | None = None
-        # Each with its number: arms that have failed are left out, and the others keep theirs.
-        self._arms: list[tuple[int, list[dict[str, Any]]]] = []
-        self._block = 1
+        # Each with its number and the updates of a block: arms that are over keep theirs.
+        self._arms: list[tuple[int, int, list[dict[str, Any]]]] = []
         self._generation = 0
         self._arm = -1
         self._left = 0
@@ -56,8 +55,7 @@ class Bench:
             if self._next is plan:
                 self._next = None
             self._generation = plan["generation"]
-            self._arms = list(zip(plan["numbers"], plan["arms"], strict=True))
-            self._block = max(1, plan["block_updates"])
+            self._arms = list(zip(plan["numbers"], plan["block_updates"], plan["arms"], strict=True))
             self._arm, self._left = -1, 0
         if not self._arms:
             return
@@ -65,8 +63,7 @@ class Bench:
             self._left -= 1
         if not self._left:
             self._arm = (self._arm + 1) % len(self._arms)
-            self._left = self._block
-            number, levers = self._arms[self._arm]
+            number, self._left, levers = self._arms[self._arm]
             # Written at once: an arm that ends the process must be known by name.
             self._mark.write_text(f"{self._generation} {number}")
             self._scene.switch(levers)

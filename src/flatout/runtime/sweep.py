@@ -33,16 +33,17 @@ def sweep_loader(
     on_progress: OnProgress,
     counts: Sequence[int] | None = None,
 ) -> Profile:
-    """The profile with a sweep of its training loader's settings; `counts` of workers, or all that fit."""
+    """The profile with a sweep of its training loader's settings: every number of workers that fits.
+
+    With `counts`, those alone, pinned at once, and held against the profile itself: for whoever has no time.
+    """
     loader = max(profile.loaders, key=lambda one: one.batches, default=None)
     if loader is None:
         return _with(profile, (), None, "the script uses no DataLoader")
     if profile.step_ms is None or profile.samples_per_s is None:
         return _with(profile, (), None, "the job has no steady step time to compare with")
     sweep = _Sweep(request, profile, loader, folder, on_progress)
-    if counts is not None:
-        sweep.counts = list(counts)
-    return sweep.run()
+    return sweep.run() if counts is None else sweep.run_few(counts)
 
 
 class _Sweep:
@@ -66,15 +67,33 @@ class _Sweep:
         self._order: dict[str, Any] = {"seed": request.seed, **request.order}
 
     def run(self) -> Profile:
-        current = {name: self._loader.settings.get(name) for name in ("num_workers", "pin_memory")}
-        profile = self._profile
-        assert profile.step_ms is not None
+        """Every number of workers, then pinning on top of the best."""
         # Measured again like all others: the profile ran at another time, and longer.
         baseline = self._try({})
         if baseline.outcome != "measured":
-            return _with(profile, self._rows, None, f"the job could not be repeated: {baseline.reason}")
-        for workers in self.counts:
-            if workers == current["num_workers"]:
+            return _with(self._profile, self._rows, None, f"the job could not be repeated: {baseline.reason}")
+        self._try_workers(self.counts, {})
+        if self._could_pin():
+            best = self._best(baseline)
+            self._try({**(best.settings if best is not None else {}), "pin_memory": True})
+        return self._conclusion(baseline)
+
+    def run_few(self, counts: Sequence[int]) -> Profile:
+        """These numbers of workers."""
+        trial = self._profile.trial
+        baseline = self._row({}, Path(trial.folder), trial.updates, "")
+        self._rows.append(baseline)
+        self._try_workers(counts, {"pin_memory": True} if self._could_pin() else {})
+        return self._conclusion(baseline)
+
+    def _could_pin(self) -> bool:
+        on_gpu = bool(self._profile.device) and str(self._profile.device).startswith("cuda")
+        return on_gpu and not self._loader.settings.get("pin_memory")
+
+    def _try_workers(self, counts: Sequence[int], more: dict[str, Any]) -> None:
+        current = self._loader.settings.get("num_workers") or 0
+        for workers in counts:
+            if workers == current and not more:
                 continue
             if not self._fits(workers):
                 reason = f"{workers} workers would take more than half of the free memory"
@@ -82,15 +101,14 @@ class _Sweep:
                     SweepRow(settings={"num_workers": workers}, outcome="refused", reason=reason)
                 )
                 break
-            row = self._try({"num_workers": workers, "persistent_workers": workers > 0})
+            row = self._try({"num_workers": workers, "persistent_workers": workers > 0, **more})
             if row.outcome == "refused":
                 break
-            if self._waits_for_nothing(row) and workers > (current["num_workers"] or 0):
+            if self._waits_for_nothing(row) and workers > current:
                 break
-        best = self._best(baseline)
-        if profile.device and profile.device.startswith("cuda") and not current["pin_memory"]:
-            self._try({**(best.settings if best is not None else {}), "pin_memory": True})
-            best = self._best(baseline)
+
+    def _conclusion(self, baseline: SweepRow) -> Profile:
+        profile, best = self._profile, self._best(baseline)
         if best is None:
             return _with(
                 profile, self._rows, None, "no setting is more than 3 % faster than the script's own"

@@ -61,9 +61,11 @@ class ArmResult:
 class Comparison:
     """Collects the steps of one generation of arms, block by block."""
 
-    def __init__(self, ask: Ask, generation: int) -> None:
+    def __init__(self, ask: Ask, generation: int, blocks: Sequence[int]) -> None:
         self.ask = ask
         self.generation = generation
+        # By arm, how many updates a block has: all take about as long.
+        self.block_updates = list(blocks)
         # By arm, the blocks in which it was on: times of the steps that count.
         self._blocks: list[list[list[float]]] = [[] for _ in ask.arms]
         self._compile_ms = [0.0 for _ in ask.arms]
@@ -74,8 +76,8 @@ class Comparison:
         # Arms of which enough is known: they take no more turns.
         self.settled: set[int] = set()
 
-    def take(self, step: dict[str, Any], block_updates: int) -> None:
-        """One step of the job, whose blocks have so many."""
+    def take(self, step: dict[str, Any]) -> None:
+        """One step of the job."""
         place = step.get("arm")
         if place is None or place[0] != self.generation:
             return
@@ -88,23 +90,23 @@ class Comparison:
             self._compiled_in[arm].add(len(self._blocks[arm]))
             if len(self._compiled_in[arm]) > _COMPILES_AT_MOST:
                 self.failed.setdefault(arm, "it compiles again and again: shapes or values keep changing")
-        if in_block <= _settling(block_updates) or step["compiles"] or not self._blocks[arm]:
+        if in_block <= _settling(self.block_updates[arm]) or step["compiles"] or not self._blocks[arm]:
             return
         device = step.get("device_ms") if not step["evaluations"] else None
         self._blocks[arm][-1].append(device if device is not None else wall_ms)
         if wall_ms > 0:
             self._host_shares[arm].append(sum(step[name] for name in _HOST_WORK) / NS_PER_MS / wall_ms)
 
-    def is_enough(self, block_updates: int) -> bool:
+    def is_enough(self) -> bool:
         """Whether the speedups are known as precisely as was asked, or will not be."""
-        self.settle(block_updates)
+        self.settle()
         return len(self.settled | set(self.failed) | {0}) == len(self.ask.arms)
 
-    def settle(self, block_updates: int) -> None:
+    def settle(self) -> None:
         """Find the arms of which enough is known."""
-        cycles = len(self._whole(0, block_updates))
-        for arm, result in enumerate(self.results(block_updates)):
-            own = min(cycles, len(self._whole(arm, block_updates)))
+        cycles = len(self._whole(0))
+        for arm, result in enumerate(self.results()):
+            own = min(cycles, len(self._whole(arm)))
             if arm and arm not in self.settled and self._is_clear(result, own):
                 self.settled.add(arm)
 
@@ -121,11 +123,10 @@ class Comparison:
         half = (result.high - result.low) / 2
         return cycles >= self.ask.fewest_cycles and half <= self.ask.precision * result.speedup
 
-    def results(self, block_updates: int) -> list[ArmResult]:
+    def results(self) -> list[ArmResult]:
         """One for each arm."""
         means = [
-            [statistics.median(block) for block in self._whole(arm, block_updates)]
-            for arm in range(len(self.ask.arms))
+            [statistics.median(block) for block in self._whole(arm)] for arm in range(len(self.ask.arms))
         ]
         return [self._result(arm, means) for arm in range(len(self.ask.arms))]
 
@@ -145,9 +146,10 @@ class Comparison:
             host_share=statistics.median(self._host_shares[arm]) if self._host_shares[arm] else None,
         )
 
-    def _whole(self, arm: int, block_updates: int) -> list[list[float]]:
+    def _whole(self, arm: int) -> list[list[float]]:
         """Blocks that are complete enough to count: a step or two may have been lost to an evaluation."""
-        wanted = max(1, (block_updates - _settling(block_updates)) // 2)
+        updates = self.block_updates[arm]
+        wanted = max(1, (updates - _settling(updates)) // 2)
         return [block for block in self._blocks[arm] if len(block) >= wanted]
 
 

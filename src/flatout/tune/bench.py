@@ -45,7 +45,9 @@ class Bench:
         self._answers = answers or {}
         self._comparison: Comparison | None = None
         self._generation = 0
-        self._block = 1
+        # What a step takes, by arm, and as the job began.
+        self._step_ms: dict[str, float] = {}
+        self._pace_ms = 1.0
         self._taken = 0
         self._folder: Path | None = None
         self._asked_at = 0.0
@@ -80,12 +82,14 @@ class Bench:
         self._from_update = progress.update_ahead()
         if self._folder is None and len(steps) >= 2:
             # The job goes: hand it the arms, in blocks that suit its pace.
-            self._block = block_length(progress.median_ms() or 1.0)
+            self._pace_ms = progress.median_ms() or 1.0
             self._folder = folder
-            self._write_arms()
+            if self._comparison is not None:
+                self._comparison.block_updates = self._blocks(self._comparison.ask)
+                self._write_arms()
         for step in steps[self._taken :]:
             if self._comparison is not None:
-                self._comparison.take(step, self._block)
+                self._comparison.take(step)
         self._taken = len(steps)
         comparison, replay = self._comparison, progress.lead_replay()
         if comparison is None or self._folder is None:
@@ -97,14 +101,17 @@ class Bench:
                 if dropped:
                     comparison.failed[number] = dropped[0]
         settled = len(comparison.settled)
-        if comparison.is_enough(self._block) or len(comparison.failed) >= len(comparison.ask.arms) - 1 > 0:
-            self._next(comparison.results(self._block))
+        if comparison.is_enough() or len(comparison.failed) >= len(comparison.ask.arms) - 1 > 0:
+            self._next(comparison.results())
         elif len(comparison.settled) > settled:
             self._write_arms()
         return self.finished
 
     def _next(self, results: list[ArmResult] | None) -> None:
         if results is not None and self._comparison is not None:
+            for arm, result in zip(self._comparison.ask.arms, results, strict=True):
+                if result.step_ms is not None:
+                    self._step_ms[key_of([arm])] = result.step_ms
             self._on_answer(self._comparison.ask, results, time.monotonic() - self._asked_at)
         try:
             ask = next(self._search) if results is None else self._search.send(results)
@@ -115,11 +122,16 @@ class Bench:
             self.finished, self._comparison = True, None
             return
         self._generation += 1
-        self._comparison = Comparison(ask, self._generation)
+        self._comparison = Comparison(ask, self._generation, self._blocks(ask))
         self._asked_at = time.monotonic()
         self._on_ask(ask)
         if self._folder is not None:
             self._write_arms()
+
+    def _blocks(self, ask: Ask) -> list[int]:
+        """Blocks of about the same time; of an arm that was never on, as if it were the first."""
+        first = self._step_ms.get(key_of(ask.arms[:1]), self._pace_ms)
+        return [block_length(self._step_ms.get(key_of([arm]), first)) for arm in ask.arms]
 
     def _write_arms(self) -> None:
         assert self._folder is not None
@@ -133,7 +145,7 @@ class Bench:
             "generation": self._generation,
             "numbers": [number for number, _ in arms],
             "arms": [[choice.order() for choice in arm] for _, arm in arms],
-            "block_updates": self._block,
+            "block_updates": [self._comparison.block_updates[number] for number, _ in arms],
             "from_update": self._from_update,
         }
         write_atomically(self._folder / ARMS_FILE, json.dumps(document).encode())
@@ -143,7 +155,7 @@ class Bench:
         comparison = self._comparison
         assert comparison is not None
         if trial.outcome in ("ended", "stopped"):
-            if self._folder is None or trial.updates < 2 * self._block:
+            if self._folder is None or trial.updates < 2 * max(comparison.block_updates):
                 self._fail(comparison, f"the job ends after {trial.updates} updates: too few to compare")
             return
         last = [line.strip() for line in trial.said if line.strip()][-1:]
@@ -169,4 +181,4 @@ class Bench:
         for number in arms:
             comparison.failed.setdefault(number, words)
         if len(comparison.failed) >= len(comparison.ask.arms) - 1:
-            self._next(comparison.results(self._block))
+            self._next(comparison.results())

@@ -164,7 +164,13 @@ def test_levers_take_turns_at_step_boundaries(watching: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     train(model, 2, optimizer)
     arms = [[], [{"id": "doubling"}]]
-    bench._next = {"generation": 1, "numbers": [0, 1], "arms": arms, "block_updates": 3, "from_update": 0}
+    bench._next = {
+        "generation": 1,
+        "numbers": [0, 1],
+        "arms": arms,
+        "block_updates": [3, 3],
+        "from_update": 0,
+    }
     assert train(model, 10, optimizer)[1:] == [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 2.0, 2.0, 2.0]
     assert Doubling.log == ["apply", "undo", "apply"]  # the last block is over, the next has begun
 

@@ -234,78 +234,78 @@ def steps(
 
 def compared(*blocks: tuple[int, float], block: int = 8) -> Comparison:
     ask = Ask(arms=((), (Choice(id="bf16"),)), what="")
-    comparison = Comparison(ask, 1)
+    comparison = Comparison(ask, 1, [8, 8, 8])
     for arm, ms in blocks:
         for step in steps(arm, block, ms):
-            comparison.take(step, 8)
+            comparison.take(step)
     return comparison
 
 
 def test_a_speedup_is_the_mean_of_neighbouring_blocks() -> None:
     # The machine slows down by half in the middle: the ratio of neighbours does not.
     comparison = compared((0, 10), (1, 5), (0, 10), (1, 5), (0, 15), (1, 7.5), (0, 15), (1, 7.5))
-    assert comparison.is_enough(8)
-    result = comparison.results(8)[1]
+    assert comparison.is_enough()
+    result = comparison.results()[1]
     assert (result.speedup, result.low, result.high) == pytest.approx((2.0, 2.0, 2.0))
     assert result.is_faster(0.01)
 
 
 def test_two_cycles_tell_what_is_far_away_and_nothing_else() -> None:
     ask = Ask(arms=((), (Choice(id="bf16"),), (Choice(id="tf32"),)), what="", threshold=1.01)
-    comparison = Comparison(ask, 1)
+    comparison = Comparison(ask, 1, [8, 8, 8])
     for _ in range(2):
         for arm, ms in ((0, 10.0), (1, 5.0), (2, 9.7)):
             for step in steps(arm, 8, ms):
-                comparison.take(step, 8)
-    assert not comparison.is_enough(8)
+                comparison.take(step)
+    assert not comparison.is_enough()
     assert comparison.settled == {1}
     for _ in range(2):  # the settled one takes no more turns
         for arm, ms in ((0, 10.0), (2, 9.7)):
             for step in steps(arm, 8, ms):
-                comparison.take(step, 8)
-    assert comparison.is_enough(8)
-    results = comparison.results(8)
+                comparison.take(step)
+    assert comparison.is_enough()
+    results = comparison.results()
     assert [result.speedup for result in results] == pytest.approx([1.0, 2.0, 10 / 9.7])
 
 
 def test_three_blocks_are_not_enough_and_one_disturbance_does_not_decide() -> None:
-    assert not compared((0, 10), (1, 5), (0, 10), (1, 5)).is_enough(8)
+    assert not compared((0, 10), (1, 5), (0, 10), (1, 5)).is_enough()
     quiet = [(0, 10.0), (1, 5.0)] * 5
     disturbed = [*quiet, (0, 10.0), (1, 50.0)]
-    result = compared(*disturbed).results(8)[1]
+    result = compared(*disturbed).results()[1]
     assert result.speedup == pytest.approx(2.0)
 
 
 def test_steps_of_the_switch_and_of_compilations_do_not_count() -> None:
-    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1)
+    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1, [8, 8, 8])
     for _ in range(5):
         for step in [*steps(0, 2, 500.0), *steps(0, 6, 10.0, start=3)]:
-            comparison.take(step, 8)
+            comparison.take(step)
         for step in [
             *steps(1, 1, 9000.0, compiles=1),
             *steps(1, 1, 500.0, start=2),
             *steps(1, 6, 5.0, start=3),
         ]:
-            comparison.take(step, 8)
-    result = comparison.results(8)[1]
+            comparison.take(step)
+    result = comparison.results()[1]
     assert result.speedup == pytest.approx(2.0)
     assert result.compile_s == pytest.approx(45.0)
 
 
 def test_an_arm_that_never_stops_compiling_has_failed() -> None:
-    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1)
+    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1, [8, 8, 8])
     for _ in range(6):
         assert comparison.failed == {}
         for step in [*steps(0, 8, 10.0), *steps(1, 1, 900.0, compiles=1), *steps(1, 7, 5.0, start=2)]:
-            comparison.take(step, 8)
+            comparison.take(step)
     assert "again and again" in comparison.failed[1]
 
 
 def test_steps_of_another_question_do_not_count() -> None:
     comparison = compared((0, 10), (1, 5))
     for step in steps(1, 8, 1.0, generation=2):
-        comparison.take(step, 8)
-    assert comparison.results(8)[1].speedup == pytest.approx(2.0)
+        comparison.take(step)
+    assert comparison.results()[1].speedup == pytest.approx(2.0)
 
 
 @given(st.floats(0.01, 1e5))
