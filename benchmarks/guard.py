@@ -18,6 +18,7 @@ from benchmarks import guard_jobs
 from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, train
 from benchmarks.machine import write
 from flatout.levers.catalogue import BY_ID
+from flatout.levers.job import JobFacts
 from flatout.tune.guard import GuardRun, judge
 
 BF16 = 2.0**-9
@@ -60,7 +61,7 @@ def main() -> None:
                         continue
                     if lever == "compile" and seed > 1:  # each takes as long as everything else together
                         continue
-                    roundoff = BY_ID[lever].roundoff
+                    roundoff = BY_ID[lever].tolerance(JobFacts())
                     known = wide if roundoff == BF16 else baselines(folder, job, seed, roundoff)
                     levers = ({"id": lever, "settings": settings},)
                     run = train(

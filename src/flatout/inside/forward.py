@@ -192,6 +192,8 @@ class ForwardTap:
     def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         session = self._session
         is_new = id(module) not in self._trained
+        if is_new and self._trained and next(module.parameters(), None) is None:
+            return  # a loss, as a rule: what it gets is what the model made
         if is_new:
             self._trained[id(module)] = module
         if session.pairing is not None:

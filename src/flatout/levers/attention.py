@@ -23,6 +23,7 @@ class Attention(Lever):
     id = "attention"
     title = "fused attention"
     safety = "numeric"
+    reorders = True
     # Below the compiler: where both are on, one graph is captured, rewritten, and then compiled.
     layer = 9
 

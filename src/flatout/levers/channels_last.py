@@ -16,6 +16,7 @@ class ChannelsLast(Lever):
     id = "channels-last"
     title = "channels last"
     safety = "numeric"
+    reorders = True
     layer = 30
 
     @classmethod

@@ -22,6 +22,7 @@ class Compile(Lever):
     id = "compile"
     title = "torch.compile"
     safety = "numeric"
+    reorders = True
     layer = 10
 
     @classmethod

@@ -14,6 +14,7 @@ class CudnnAutotune(Lever):
     id = "cudnn-autotune"
     title = "cuDNN autotune"
     safety = "numeric"
+    reorders = True
 
     @classmethod
     def check(cls, job: JobFacts) -> str:

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+# Of float32, more than its last bit: errors of a sum grow with the root of its terms, which are thousands.
+_ROUNDOFFS = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9, "float64": 2.0**-46}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobFacts:
@@ -45,6 +48,13 @@ class JobFacts:
         if dtype == "float32" and self.on_gpu and self.habit("tf32"):
             return "tf32"
         return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+
+    @property
+    def roundoff(self) -> float:
+        """By how much its sums differ, relative to themselves, when they are added up in another order."""
+        if self.products_dtype == "fp32" and self.on_gpu and self.habit("convolutions"):
+            return _ROUNDOFFS["tf32"]  # torch's default for convolutions, unlike for products
+        return _ROUNDOFFS.get(self.products_dtype, _ROUNDOFFS["bf16"])
 
     def products_share(self, dtype: str) -> float | None:
         """The share of the step that the products would take at the peak of `dtype`; None where unknown."""

@@ -59,6 +59,8 @@ class Lever:
     safety: ClassVar[Safety]
     # By how much numbers may differ, relative to themselves: the unit roundoff of what it computes in.
     roundoff: ClassVar[float] = 2.0**-23
+    # Whether it adds up the same in another order, or by another kernel, in whatever the job computes in.
+    reorders: ClassVar[bool] = False
     # Whether it can be applied and undone between two steps; others need a process of their own.
     switchable: ClassVar[bool] = True
     # Its place around the call of a root: higher is further out. 0: it has none.
@@ -88,6 +90,11 @@ class Lever:
     def predict(cls, job: JobFacts, settings: Settings) -> float:
         """How many times faster a step should be."""
         return 1.0
+
+    @classmethod
+    def tolerance(cls, job: JobFacts) -> float:
+        """By how much numbers of this job may differ under it, relative to themselves."""
+        return max(cls.roundoff, job.roundoff) if cls.reorders else cls.roundoff
 
     # In the user's process
 

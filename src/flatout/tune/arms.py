@@ -37,6 +37,8 @@ class Ask:
     most_cycles: int = 14
     # Enough when it is clear on which side of this speedup each arm lies, however imprecise it still is.
     threshold: float | None = None
+    # Steps in which nothing is compiled may take so long together; what is not clear by then stays so.
+    most_seconds: float = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class Comparison:
         # The blocks in which it compiled: once is the price, in every other block it never ends.
         self._compiled_in: list[set[int]] = [set() for _ in ask.arms]
         self._host_shares: list[list[float]] = [[] for _ in ask.arms]
+        self._spent_ms = 0.0
         self.failed: dict[int, str] = {}
         # Arms of which enough is known: they take no more turns.
         self.settled: set[int] = set()
@@ -90,6 +93,8 @@ class Comparison:
             self._compiled_in[arm].add(len(self._blocks[arm]))
             if len(self._compiled_in[arm]) > _COMPILES_AT_MOST:
                 self.failed.setdefault(arm, "it compiles again and again: shapes or values keep changing")
+        if not step["compiles"]:
+            self._spent_ms += wall_ms
         if in_block <= _settling(self.block_updates[arm]) or step["compiles"] or not self._blocks[arm]:
             return
         device = step.get("device_ms") if not step["evaluations"] else None
@@ -112,6 +117,8 @@ class Comparison:
 
     def _is_clear(self, result: ArmResult, cycles: int) -> bool:
         if cycles >= self.ask.most_cycles:
+            return True
+        if cycles >= _FEWEST_IF_FAR and self._spent_ms > 1000 * self.ask.most_seconds:
             return True
         if result.low is None or result.high is None or result.speedup is None:
             return False

@@ -64,13 +64,27 @@ class GuardRun:
         return cls(losses, updates, lead.about.get("pairing") or {}, failed)
 
 
-def is_paired(reference: GuardRun, other: GuardRun) -> bool:
-    """Whether both began with the same parameters and saw the same inputs, by checksum."""
+def is_paired(reference: GuardRun, other: GuardRun, twins: Sequence[GuardRun] = ()) -> bool:
+    """Whether both began with the same parameters and saw the same inputs, by checksum.
+
+    What one model hands to another (a generator's images, say) is input too, and rounds as the first one
+    does. Where twins are given, only what they all saw alike is held to be data.
+    """
     first, second = reference.pairing, other.pairing
     if not first.get("inputs") or not second.get("inputs"):
         return False
-    count = min(len(first["inputs"]), len(second["inputs"]))
-    same_inputs = [one[1] for one in first["inputs"][:count]] == [one[1] for one in second["inputs"][:count]]
+    runs = [[one[1] for one in run.pairing.get("inputs") or ()] for run in (reference, other, *twins)]
+    both, *others = list(zip(*runs[:2], strict=False)), *runs[2:]
+    data = [
+        number
+        for number in range(len(both))
+        if all(run[number : number + 1] == [both[number][0]] for run in others)
+    ]
+    # Every update must have some.
+    updates = {first["inputs"][number][0] for number in range(len(both))}
+    if {first["inputs"][number][0] for number in data} != updates:
+        return False
+    same_inputs = all(both[number][0] == both[number][1] for number in data)
     return bool(first.get("parameters") == second.get("parameters") and same_inputs)
 
 
@@ -96,8 +110,8 @@ def judge(
         loss is None or math.isfinite(loss) for loss in reference.losses
     ):
         return GuardEvidence(verdict="unsafe", paired=False, reason="a loss is not finite", curves=curves)
-    paired = is_paired(reference, candidate)
-    if not paired and not resampled and all(is_paired(reference, twin) for twin in twins):
+    paired = is_paired(reference, candidate, twins)
+    if not paired and not resampled and all(is_paired(reference, twin, twins) for twin in twins):
         reason = "the model got other parameters or inputs than as written, where equal runs get the same"
         return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
     if not paired:

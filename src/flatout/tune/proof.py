@@ -10,6 +10,7 @@ import msgspec
 
 from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID
+from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence, LeverTrial
@@ -41,17 +42,16 @@ class Proof:
         request: TuneRequest,
         folder: Path,
         baseline: Profile,
-        *,
-        draws: bool,
-        threads: int,
+        job: JobFacts,
         on_progress: OnProgress,
     ) -> None:
         self._request = request
         self._folder = folder
-        self._at_once = runs_at_once(baseline, threads)
+        self._job = job
+        self._at_once = runs_at_once(baseline, threads_of(job))
         self._steps = steps_of(baseline)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
-        self._draws = draws
+        self._draws = bool(job.habit("draws", True))
         self._tell = on_progress
         self.unsafe: dict[str, str] = {}
         # Of the runs as written: what they began with, and by how much their twins were changed.
@@ -62,7 +62,7 @@ class Proof:
         """What may stay, and the evidence for it."""
         if not chosen:
             return (), NOT_NEEDED
-        roundoff = max(BY_ID[choice.id].roundoff for choice in chosen)
+        roundoff = max(self._tolerance(choice) for choice in chosen)
         twins: list[Run] = [(f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)]
         as_written: Run = ("as written", (), 0.0, 0)
         if {BY_ID[choice.id].safety for choice in chosen} == {"exact"}:
@@ -98,6 +98,9 @@ class Proof:
                 break
         return (), evidence
 
+    def _tolerance(self, choice: Choice) -> float:
+        return BY_ID[choice.id].tolerance(self._job)
+
     def _culprits(
         self,
         chosen: tuple[Choice, ...],
@@ -121,7 +124,7 @@ class Proof:
             for choice, run in zip(chosen, runs, strict=True)
         }
         found = {name: verdict.reason for name, verdict in verdicts.items() if verdict.verdict == "unsafe"}
-        riskiest = max(chosen, key=lambda choice: BY_ID[choice.id].roundoff)
+        riskiest = max(chosen, key=self._tolerance)
         return found or {riskiest.id: f"with the others: {evidence.reason}"}
 
     def _run(self, runs: Sequence[Run]) -> list[GuardRun]:
@@ -160,11 +163,16 @@ def steps_of(baseline: Profile) -> int:
     return max(_FEWEST_STEPS, min(_STEPS, round(_LONG_ENOUGH_S / (baseline.step_ms.p50 / 1000))))
 
 
-def proof_seconds(baseline: Profile, threads: int) -> float:
+def threads_of(job: JobFacts) -> int:
+    """With how many threads the job computes."""
+    return int(job.habit("threads", 1))
+
+
+def proof_seconds(baseline: Profile, job: JobFacts) -> float:
     """About how long the guard's runs will take: each starts as the baseline did, and computes as it did."""
     if baseline.step_ms is None:
         return 0.0
-    starts = math.ceil((_TWINS + 2) / runs_at_once(baseline, threads))
+    starts = math.ceil((_TWINS + 2) / runs_at_once(baseline, threads_of(job)))
     computing_s = (_TWINS + 2) * steps_of(baseline) * baseline.step_ms.p50 / 1000
     return starts * (baseline.trial.to_first_update_s or 0.0) + computing_s
 

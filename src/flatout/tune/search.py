@@ -57,6 +57,8 @@ class Limits:
     skip: frozenset[str] = frozenset()
     # When there is no time for another comparison.
     deadline: float = float("inf")
+    # How long one comparison may take.
+    comparison_s: float = 30.0
     # Updates that the whole job makes, where the user said.
     job_steps: int | None = None
 
@@ -334,7 +336,8 @@ class Finder:
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
-        return Ask(arms=tuple(arms), what=what, **{"threshold": 1.0 + WORTH, **more})
+        more = {"threshold": 1.0 + WORTH, "most_seconds": self._limits.comparison_s, **more}
+        return Ask(arms=tuple(arms), what=what, **more)
 
 
 def _ordered(choices: Iterable[Choice]) -> Arm:

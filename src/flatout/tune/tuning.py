@@ -39,6 +39,7 @@ from flatout.tune.search import WORTH, Finder, Limits
 
 # Of the budget, whatever the proof will take.
 _FOR_THE_SEARCH = 0.5
+_FOR_ONE_COMPARISON = 0.1
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -59,6 +60,7 @@ class _Tuner:
             only=request.only,
             skip=request.skip,
             deadline=self._began + request.budget_s,
+            comparison_s=_FOR_ONE_COMPARISON * request.budget_s,
             job_steps=request.job_steps,
         )
         self._measurer = Measurer(request, self._trials_folder, on_progress)
@@ -167,7 +169,7 @@ class _Tuner:
         """The budget is for everything, and the guard and the confirmation come last."""
         start_s = baseline.trial.to_first_update_s or 0.0
         # To confirm means to start once more, and as long again to compile.
-        left_s = proof_seconds(baseline, _threads(job)) + 2 * start_s + self._measurer.rule.fewest_seconds
+        left_s = proof_seconds(baseline, job) + 2 * start_s + self._measurer.rule.fewest_seconds
         budget_s = self._request.budget_s
         deadline = self._began + max(_FOR_THE_SEARCH * budget_s, budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
@@ -207,14 +209,7 @@ class _Tuner:
         self._journal.add(ask, results, at_s=time.monotonic() - self._began, took_s=took_s)
 
     def _prove(self, job: JobFacts, baseline: Profile, found: tuple[Choice, ...]) -> Any:
-        proof = Proof(
-            self._request,
-            self._trials_folder,
-            baseline,
-            draws=bool(job.habit("draws", True)),
-            threads=_threads(job),
-            on_progress=self._tell,
-        )
+        proof = Proof(self._request, self._trials_folder, baseline, job, self._tell)
         chosen, guard = proof.prove(found)
         self._journal.write_losses(baseline, guard, proof)
         return chosen, guard, proof.unsafe
@@ -250,10 +245,6 @@ class _Tuner:
             return chosen, pace
         self._notes.append("in a process of its own the plan was no faster, so there is none")
         return (), None
-
-
-def _threads(job: JobFacts) -> int:
-    return int(job.habit("threads", 1))
 
 
 def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:

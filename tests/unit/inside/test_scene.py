@@ -216,3 +216,14 @@ def test_a_lever_that_does_nothing_goes_and_its_call_stands(watching: Any) -> No
 def test_a_lever_that_says_that_it_can_hold_no_longer_is_the_one_to_go(watching: Any) -> None:
     watching({"id": "doubling", "settings": {"broken": True}}, {"id": "doubling", "settings": {}})
     assert train(ones()) == [2.0, 4.0, 4.0]
+
+
+def test_a_loss_that_is_a_module_is_no_model_of_its_own(watching: Any) -> None:
+    session = watching(pair_updates=2)
+    model, criterion = nn.Linear(2, 3), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        criterion(model(torch.ones(4, 2)), torch.tensor([0, 1, 2, 0])).backward()
+        optimizer.step()
+    assert session.roots() == [model]
+    assert len(session.pairing.describe()["inputs"]) == 2

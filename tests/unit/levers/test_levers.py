@@ -271,3 +271,23 @@ def test_predictions_follow_the_peaks_and_amdahl() -> None:
     assert Bf16.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16))
     assert Tf32.predict(JobFacts(**GPU), {}) == 1.0
     assert amdahl(0.5, 2.0) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "habits", "expected"),
+    [
+        ({}, {}, 2.0**-17),
+        (GPU, {}, 2.0**-17),
+        (GPU, {"tf32": True}, 2.0**-11),
+        (GPU, {"convolutions": 3}, 2.0**-11),  # which torch computes in TF32 unless told otherwise
+        (GPU, {"autocast": "bf16"}, 2.0**-9),
+        ({}, {"parameter_dtype": "float64"}, 2.0**-46),
+    ],
+)
+def test_another_order_of_sums_differs_by_what_the_job_computes_in(
+    facts: dict[str, Any], habits: dict[str, Any], expected: float
+) -> None:
+    job = JobFacts(habits=habits, **facts)
+    assert Compile.tolerance(job) == max(Compile.roundoff, expected)
+    assert FusedOptimizer.tolerance(job) == 2.0**-23  # nothing is added up there
+    assert Bf16.tolerance(job) == 2.0**-9

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, Job, train  # noqa: E402
-from flatout.tune.guard import GuardRun, judge  # noqa: E402
+from flatout.tune.guard import GuardRun, is_paired, judge  # noqa: E402
 
 BF16 = 2.0**-9
 FP32 = 2.0**-23
@@ -94,3 +94,19 @@ def test_runs_that_start_elsewhere_each_time_are_held_against_how_far_they_lie_a
     reference, *twins = (run(one, number) for number, one in enumerate((1.06, 1.23, 1.22, 0.99)))
     found = judge(reference, twins, run(level, 9), roundoff=2.0**-23)
     assert (found.verdict, found.paired) == (verdict, False)
+
+
+def run_that_saw(*inputs: int) -> GuardRun:
+    """Two inputs an update: data, and what another model made of it."""
+    pairing = {"parameters": [7], "inputs": [[number // 2, seen] for number, seen in enumerate(inputs)]}
+    return GuardRun((1.0,) * 30, (), pairing)
+
+
+def test_what_one_model_hands_to_another_need_not_be_the_same_bit_for_bit() -> None:
+    reference, twins = run_that_saw(1, 50, 2, 60), [run_that_saw(1, 51, 2, 61), run_that_saw(1, 52, 2, 62)]
+    assert is_paired(reference, run_that_saw(1, 53, 2, 63), twins)
+    assert not is_paired(reference, run_that_saw(1, 53, 2, 63))
+    assert not is_paired(reference, run_that_saw(3, 53, 2, 63), twins)  # other data
+    assert not is_paired(reference, run_that_saw(9, 50, 9, 60), [run_that_saw(8, 50, 7, 61)])
+    nothing_alike = [run_that_saw(8, 51, 7, 61)]
+    assert not is_paired(reference, run_that_saw(1, 50, 2, 60), nothing_alike)

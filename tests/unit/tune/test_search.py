@@ -268,6 +268,18 @@ def test_two_cycles_tell_what_is_far_away_and_nothing_else() -> None:
     assert [result.speedup for result in results] == pytest.approx([1.0, 2.0, 10 / 9.7])
 
 
+def test_what_stays_unclear_does_not_take_all_the_time_there_is() -> None:
+    ask = Ask(arms=((), (Choice(id="bf16"),)), what="", threshold=1.01, most_seconds=30.0)
+    comparison = Comparison(ask, 1, [4, 4])
+    for base, own in ((2000.0, 1990.0), (2010.0, 1985.0)):
+        assert not comparison.is_enough()
+        for arm, ms in ((0, base), (1, own)):
+            for step in steps(arm, 4, ms):
+                comparison.take(step)
+    assert comparison.is_enough()
+    assert not comparison.results()[1].is_faster(0.01)
+
+
 def test_three_blocks_are_not_enough_and_one_disturbance_does_not_decide() -> None:
     assert not compared((0, 10), (1, 5), (0, 10), (1, 5)).is_enough()
     quiet = [(0, 10.0), (1, 5.0)] * 5
