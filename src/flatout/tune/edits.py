@@ -221,7 +221,10 @@ class _NamesCalled(cst.CSTVisitor):
 
 
 class _Assignments(cst.CSTVisitor):
-    """The last assignment to a name before a line, in one function's own body."""
+    """The last assignment to a name before a line, in one function's own body.
+
+    One within an `if` or a loop that ends before the line may not have run: what follows that counts.
+    """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
@@ -230,14 +233,28 @@ class _Assignments(cst.CSTVisitor):
         self._line = line
         self._function = function
         self._functions: list[cst.FunctionDef] = []
+        self._blocks: list[cst.CSTNode] = []
         self.start = 0
         self.after: int | None = None
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
-        self._functions.append(node)
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.FunctionDef):
+            self._functions.append(node)
+        elif isinstance(node, cst.BaseCompoundStatement):
+            self._blocks.append(node)
+        return super().on_visit(node)
 
-    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802, ARG002
-        self._functions.pop()
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        super().on_leave(original_node)
+        if isinstance(original_node, cst.FunctionDef):
+            self._functions.pop()
+        elif isinstance(original_node, cst.BaseCompoundStatement):
+            self._blocks.pop()
+
+    def _whole(self, node: cst.CSTNode) -> Any:
+        """Where it is, or the outermost block around it that is over before the line."""
+        places = [self.get_metadata(PositionProvider, block) for block in (*self._blocks, node)]
+        return next((place for place in places if place.end.line < self._line), None)
 
     def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:  # noqa: N802
         here = self._functions[-1] if self._functions else None
@@ -248,6 +265,6 @@ class _Assignments(cst.CSTVisitor):
                 isinstance(target.target, cst.Name) and target.target.value == self._name
                 for target in small.targets
             ):
-                where = self.get_metadata(PositionProvider, node)
-                if where.end.line < self._line:
+                where = self._whole(node)
+                if where is not None:
                     self.start, self.after = where.start.line, where.end.line

@@ -64,6 +64,15 @@ def test_autocast_around_model_and_loss() -> None:
     ]
 
 
+def test_compile_after_an_if_that_may_wrap_the_model() -> None:
+    wrapped = "if len(data) > 7:\n    model = nn.DataParallel(model)\n"
+    source = SCRIPT.replace("criterion =", f"{wrapped}criterion =", 1)
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if "model(x)" in text)
+    patched = patch_source(source, [Choice(id="compile")], Where(root_call=line), device="cuda")
+    assert "DataParallel(model)\nmodel.forward = torch.compile(model.forward)\n" in patched.source
+    compile(patched.source, "patched", "exec")
+
+
 def test_compile_after_the_model_is_made() -> None:
     [line] = changed(Choice(id="compile", settings={"mode": "reduce-overhead"}))
     assert line == '+model.forward = torch.compile(model.forward, mode="reduce-overhead")'
