@@ -1,0 +1,1 @@
+"""Traces of any origin and size: reading them, and what they say."""
