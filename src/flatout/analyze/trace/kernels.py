@@ -23,7 +23,7 @@ _WORDS: dict[Kind, str] = {
     "optimizer": "multi_tensor_apply [Ff]used_?[Aa]dam adamw? sgd_kernel lamb_",
     "convolution": "conv wgrad dgrad winograd implicit_gemm fprop im2col cudnn.*(nchw|nhwc)",
     "matmul": "gemm gemv nvjet cublas cutlass splitK triton_(tem|mm) _matmul _mm_ dot_kernel Cijk_",
-    "reduction": "reduce_kernel reduce_1Block triton_red arg(max|min) cumsum scan_ topk [Ss]ort Device(Reduce|Scan)",
+    "reduction": "reduce_kernel reduce_1Block triton_red arg(max|min) cumsum scan_ topk [Ss]ort DeviceReduce",
     "memory_bound": "elementwise vectorized [Ss]oft[Mm]ax [Nn]orm triton_(poi|per|for) index gather scatter"
     " CatArray dropout embedding nll_loss fill copy transpose distribution masked where [gr]elu silu pool"
     " upsample random",
