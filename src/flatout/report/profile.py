@@ -21,8 +21,8 @@ def draw_profile(profile: Profile, console: Console) -> None:
         console.print(line(plain, "bold"))
     console.print()
     if profile.device_parts:
-        _draw_parts("on the device", profile.device_parts, console)
-    _draw_parts("on the host", profile.host, console)
+        draw_parts("on the device", profile.device_parts, console)
+    draw_parts("on the host", profile.host, console)
     if profile.evaluations and profile.evaluation_ms is not None:
         each = _ms(profile.evaluation_ms)
         console.print(line(f"evaluation, beside the steps: {profile.evaluations} times, {each} each"))
@@ -59,7 +59,8 @@ def _headlines(profile: Profile) -> list[str]:
     return [first, pace]
 
 
-def _draw_parts(title: str, parts: Sequence[Share], console: Console) -> None:
+def draw_parts(title: str, parts: Sequence[Share], console: Console) -> None:
+    """Parts of a step as a table with bars."""
     parts = [share for share in parts if share.ms > 0]
     if not parts:
         return

@@ -155,7 +155,7 @@ def _of_a_stream(path: Path) -> Iterator[Piece]:
     buffer, place, begun = b"", 0, False
     try:
         with gzip.open(path, "rb") as file:
-            stream = io.BufferedReader(file, 1 << 20)  # type: ignore[arg-type]
+            stream = io.BufferedReader(file, 1 << 20)
             while more := stream.read(CHUNK_BYTES):
                 buffer += more
                 if not begun:

@@ -1,5 +1,6 @@
 """Events of a piece, decoded by type and laid out in columns."""
 
+import functools
 import operator
 from typing import Any
 
@@ -74,10 +75,8 @@ _PASSED = [
     msgspec.defstruct(f"Passed{number}", [], bases=(_Passed,), tag_field="ph", tag=tag, gc=False)
     for number, tag in enumerate("BEiICbnestfPONDVvRc")
 ]
-_Event = Complete | Meta
-for _kind in _PASSED:
-    _Event = _Event | _kind  # type: ignore[operator, assignment]
-_ALL: "msgspec.json.Decoder[list[Any]]" = msgspec.json.Decoder(list[_Event], strict=True)  # type: ignore[valid-type]
+_Event: Any = functools.reduce(operator.or_, _PASSED, Complete | Meta)
+_ALL: "msgspec.json.Decoder[list[Any]]" = msgspec.json.Decoder(list[_Event], strict=True)
 _ONE: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder(_Event, strict=True)
 
 

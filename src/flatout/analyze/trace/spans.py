@@ -51,8 +51,8 @@ def both(one: Spans, other: Spans) -> Spans:
     last = np.searchsorted(other[0], one[1], side="left")
     counts = np.maximum(last - first, 0)
     mine = np.repeat(np.arange(len(counts)), counts)
-    offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-    theirs = first[mine] + offsets
+    before: Any = np.cumsum(counts) - counts
+    theirs = np.repeat(first - before, counts) + np.arange(len(mine))
     starts = np.maximum(one[0][mine], other[0][theirs])
     ends = np.minimum(one[1][mine], other[1][theirs])
     some = ends > starts

@@ -1,0 +1,54 @@
+"""A trace without a GPU's kernels: what the host did."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from flatout.analyze.trace.events import CODES, Columns
+from flatout.analyze.trace.spans import NOTHING, Spans, gaps, merged, within, without
+
+_OPTIMIZER = re.compile(r"^Optimizer\.step")
+
+
+def host_parts(columns: Columns, loader: Spans, start: int, end: int) -> dict[str, Spans]:
+    """Each instant given to one part: waiting for data, updating, computing, or nothing that is known."""
+    updates = _spans(columns, (CODES["user_annotation"], CODES["cpu_op"]), _OPTIMIZER)
+    operators = _spans(columns, (CODES["cpu_op"],), None)
+    parts: dict[str, Spans] = {}
+    taken = NOTHING
+    for part, spans in (("input_wait", loader), ("optimizer", updates), ("host_compute", operators)):
+        inside = within(spans, start, end)
+        parts[part] = without(inside, taken)
+        taken = merged(np.concatenate((taken[0], inside[0])), np.concatenate((taken[1], inside[1])))
+    parts["unattributed"] = gaps(taken, start, end)
+    return parts
+
+
+def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
+    """By name: calls of operators in a window, and the time that each spent in itself, not in others."""
+    rows = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.length >= 0))
+    rows = rows[(columns.start[rows] >= start) & (columns.start[rows] < end)]
+    own = columns.length[rows].astype(np.float64)
+    order = np.lexsort((-columns.length[rows], columns.start[rows], columns.thread[rows]))
+    open_ones: list[int] = []
+    threads, starts, lengths = columns.thread[rows], columns.start[rows], columns.length[rows]
+    for place in order.tolist():
+        while open_ones and (
+            threads[open_ones[-1]] != threads[place]
+            or starts[open_ones[-1]] + lengths[open_ones[-1]] <= starts[place]
+        ):
+            open_ones.pop()
+        if open_ones:
+            own[open_ones[-1]] -= lengths[place]
+        open_ones.append(place)
+    size = len(columns.names)
+    names = columns.name[rows]
+    return np.bincount(names, minlength=size), np.bincount(names, weights=np.maximum(own, 0), minlength=size)
+
+
+def _spans(columns: Columns, categories: tuple[int, ...], pattern: "re.Pattern[str] | None") -> Spans:
+    some = np.isin(columns.category, categories) & (columns.length >= 0)
+    if pattern is not None:
+        some &= np.array([bool(pattern.search(name)) for name in columns.names], bool)[columns.name]
+    return merged(columns.start[some], columns.start[some] + columns.length[some])

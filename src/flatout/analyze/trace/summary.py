@@ -1,0 +1,291 @@
+"""What a trace says, from its timeline: the waterfall, kernels, operators, and where the host waits."""
+
+import dataclasses
+import re
+import statistics
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from flatout.analyze.steady import median_interval, percentile
+from flatout.analyze.trace.chunks import head_of
+from flatout.analyze.trace.events import CODES, Columns
+from flatout.analyze.trace.host import own_times
+from flatout.analyze.trace.kernels import uses_tensor_cores
+from flatout.analyze.trace.reading import OnRead, read_trace
+from flatout.analyze.trace.spans import NOTHING, total, without
+from flatout.analyze.trace.timeline import Timeline, computing, timeline
+from flatout.records.profile import Share, StepTimes
+from flatout.records.trace import KernelUse, OperatorUse, RankTrace, SyncPoint, TraceSummary
+
+_TOP = 25
+# Of a frame: file, line and function, as the profiler writes them.
+_FRAME = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<function>.*)$")
+_LIBRARIES = re.compile(
+    r"site-packages|dist-packages|/torch/|^torch/|/lib/python\d|<frozen|<built-in|importlib"
+)
+# Frames between a call and whoever is looked for: deeper stacks than this are given up.
+_FRAMES_AT_MOST = 4000
+_ORDER = (
+    "input_wait", "host_to_device", "sync_stall", "launch_gap", "matmul", "attention", "memory_bound",
+    "optimizer", "communication", "other_gpu", "host_compute", "unattributed",
+)  # fmt: skip
+
+
+def summarize(
+    paths: list[Path], *, processes: int | None = None, on_read: OnRead = lambda _done, _all: None
+) -> TraceSummary:
+    """All files, one a rank; raises NotATrace for the first that is none."""
+    ranks: list[RankTrace] = []
+    slowest: tuple[float, TraceSummary] | None = None
+    for path in paths:
+        columns = read_trace(path, processes=processes, on_read=on_read)
+        found = timeline(columns)
+        head = _head(path)
+        summary = _summary(path, columns, found, head)
+        ranks.append(_rank(path, found, head, summary))
+        pace = summary.step_ms.p50 if summary.step_ms is not None else found.length / 1e6
+        if slowest is None or pace > slowest[0]:
+            slowest = pace, summary
+    assert slowest is not None
+    files = tuple(map(str, paths))
+    several = tuple(ranks) if len(paths) > 1 else ()
+    return dataclasses.replace(slowest[1], files=files, ranks=several)
+
+
+def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]) -> TraceSummary:
+    has_device = bool(len(found.device_rows))
+    busy = found.length - total(found.idle) if has_device else None
+    on_cores = _tensor_core_share(found)
+    devices = head.get("deviceProperties") or [{}]
+    reasons = {}
+    if not found.step_ms:
+        reasons["step_ms"] = "no steps are marked (profiler.step()): all times are of the whole trace"
+    if on_cores is None and has_device:
+        reasons["tensor_core_share"] = "no product or convolution whose name says on what it runs"
+    return TraceSummary(
+        files=(str(path),),
+        events=len(columns.start),
+        steps=len(found.step_ms),
+        step_ms=_step_times(found.step_ms),
+        device_name=str(devices[0].get("name")) if has_device and devices[0].get("name") else None,
+        busy_share=busy / found.length if busy is not None and found.length else None,
+        waterfall=_waterfall(found),
+        kernels=_kernels(found),
+        operators=_operators(found),
+        syncs=_syncs(found),
+        tensor_core_share=on_cores,
+        kernels_per_step=len(found.device_rows) / found.steps if has_device else None,
+        skipped_events=columns.skipped,
+        notes=_notes(columns, found),
+        unknown=reasons,
+    )
+
+
+def _step_times(values: list[float]) -> StepTimes | None:
+    interval = median_interval(values)
+    if interval is None:
+        return None
+    return StepTimes(
+        p50=interval.median,
+        p95=percentile(values, 0.95),
+        mean=statistics.fmean(values),
+        low=interval.low,
+        high=interval.high,
+        clock="host",
+    )
+
+
+def _waterfall(found: Timeline) -> tuple[Share, ...]:
+    if not found.length:
+        return ()
+    return tuple(
+        Share(part=part, ms=found.ms_of(taken), share=taken / found.length)
+        for part in _ORDER
+        if (taken := total(found.parts[part]) if part in found.parts else 0)
+    )
+
+
+def _kernels(found: Timeline) -> tuple[KernelUse, ...]:
+    columns, rows = found.columns, found.device_rows
+    if not len(rows):
+        return ()
+    names, lengths = columns.name[rows], columns.length[rows]
+    size = len(columns.names)
+    calls, taken = np.bincount(names, minlength=size), np.bincount(names, weights=lengths, minlength=size)
+    whole = taken.sum() or 1.0
+    return tuple(
+        KernelUse(
+            name=columns.names[number],
+            kind=found.kinds[number],
+            calls=float(calls[number]) / found.steps,
+            ms=found.ms_of(float(taken[number])),
+            mean_us=float(taken[number] / calls[number]) / 1000,
+            share=float(taken[number] / whole),
+            tensor_cores=uses_tensor_cores(columns.names[number])
+            if found.kinds[number] in ("matmul", "convolution")
+            else None,
+        )
+        for number in np.argsort(-taken)[:_TOP]
+        if calls[number]
+    )
+
+
+def _operators(found: Timeline) -> tuple[OperatorUse, ...]:
+    """By the identifier that a kernel shares with the operator that launched it."""
+    columns, rows = found.columns, found.device_rows
+    if not len(rows):
+        return _most(found, *own_times(columns, found.start, found.end))
+    of_host = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.external >= 0))
+    if not len(of_host):
+        return ()
+    order = of_host[np.argsort(columns.external[of_host], kind="stable")]
+    wanted = columns.external[rows]
+    place = np.minimum(np.searchsorted(columns.external[order], wanted), len(order) - 1)
+    matches = columns.external[order][place] == wanted
+    names, lengths = columns.name[order[place[matches]]], columns.length[rows[matches]]
+    size = len(columns.names)
+    taken = np.bincount(names, weights=lengths, minlength=size)
+    return _most(found, np.bincount(names, minlength=size), taken, float(columns.length[rows].sum()))
+
+
+def _most(found: Timeline, calls: Any, taken: Any, whole: float = 0.0) -> tuple[OperatorUse, ...]:
+    """Those that take most, by name."""
+    return tuple(
+        OperatorUse(
+            name=found.columns.names[number],
+            calls=float(calls[number]) / found.steps,
+            ms=found.ms_of(float(taken[number])),
+            share=float(taken[number]) / (whole or float(taken.sum()) or 1.0),
+        )
+        for number in np.argsort(-taken)[:_TOP]
+        if calls[number]
+    )
+
+
+def _syncs(found: Timeline) -> tuple[SyncPoint, ...]:
+    """Calls that wait, by what called them; those outside of the window are no part of a step."""
+    columns, rows = found.columns, found.sync_rows
+    inside = (columns.start[rows] >= found.start) & (columns.start[rows] < found.end)
+    stalls = np.zeros(len(rows))
+    stalled_spans = found.parts.get("sync_stall", NOTHING)
+    gap = np.searchsorted(found.idle[0], stalled_spans[0], side="right") - 1
+    np.add.at(stalls, found.sync_of_gap[gap], stalled_spans[1] - stalled_spans[0])
+    frames, operators = _Frames(columns), _names_by_external(columns)
+    counts: Counter[tuple[str, str, str | None]] = Counter()
+    host: Counter[tuple[str, str, str | None]] = Counter()
+    stalled: dict[tuple[str, str, str | None], float] = defaultdict(float)
+    for number in np.flatnonzero(inside):
+        row = rows[number]
+        call = columns.names[columns.name[row]]
+        operator = operators.get(int(columns.external[row]), "")
+        key = (call, operator, frames.of(int(columns.thread[row]), int(columns.start[row])))
+        counts[key] += 1
+        host[key] += int(max(0, columns.length[row]))
+        stalled[key] += float(stalls[number])
+    return tuple(
+        SyncPoint(
+            call=call,
+            operator=operator,
+            where=where,
+            count=counts[call, operator, where] / found.steps,
+            host_ms=found.ms_of(host[call, operator, where]),
+            stall_ms=found.ms_of(stalled[call, operator, where]),
+        )
+        for call, operator, where in sorted(counts, key=lambda key: (-stalled[key], -host[key]))[:_TOP]
+    )
+
+
+def _names_by_external(columns: Columns) -> dict[int, str]:
+    rows = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.external >= 0))
+    return {int(columns.external[row]): columns.names[columns.name[row]] for row in rows} if len(rows) else {}
+
+
+class _Frames:
+    """Which line of the user's own source was running, where the trace has Python's stacks."""
+
+    def __init__(self, columns: Columns) -> None:
+        rows = np.flatnonzero((columns.category == CODES["python_function"]) & (columns.length >= 0))
+        self._columns = columns
+        self._own: list[str | None] = [_place(name) for name in columns.names] if len(rows) else []
+        self._by_thread: dict[int, Any] = {}
+        for thread in np.unique(columns.thread[rows]) if len(rows) else ():
+            mine = rows[columns.thread[rows] == thread]
+            self._by_thread[int(thread)] = mine[np.argsort(columns.start[mine], kind="stable")]
+
+    def of(self, thread: int, instant: int) -> str | None:
+        """The innermost frame of the user's that was running then."""
+        rows = self._by_thread.get(thread)
+        if rows is None:
+            return None
+        columns = self._columns
+        place = int(np.searchsorted(columns.start[rows], instant, side="right")) - 1
+        for row in rows[max(0, place + 1 - _FRAMES_AT_MOST) : place + 1][::-1]:
+            own = self._own[int(columns.name[row])]
+            if own is not None and columns.start[row] + columns.length[row] >= instant:
+                return own
+        return None
+
+
+def _place(name: str) -> str | None:
+    found = _FRAME.match(name)
+    if found is None or _LIBRARIES.search(found["file"]):
+        return None
+    return f"{found['file']}:{found['line']} in {found['function']}"
+
+
+def _tensor_core_share(found: Timeline) -> float | None:
+    columns, rows = found.columns, found.device_rows
+    on, off = 0.0, 0.0
+    if not len(rows):
+        return None
+    lengths = np.bincount(columns.name[rows], weights=columns.length[rows], minlength=len(columns.names))
+    for number, taken in enumerate(lengths):
+        if taken and found.kinds[number] in ("matmul", "convolution"):
+            answer = uses_tensor_cores(columns.names[number])
+            on += taken if answer else 0
+            off += taken if answer is False else 0
+    return on / (on + off) if on + off else None
+
+
+def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSummary) -> RankTrace:
+    rank = (head.get("distributedInfo") or {}).get("rank")
+    talks = found.parts.get("communication")
+    exposed = total(without(talks, computing(found))) if talks is not None else 0
+    return RankTrace(
+        file=str(path),
+        rank=rank if isinstance(rank, int) else None,
+        step_ms=summary.step_ms.p50 if summary.step_ms is not None else None,
+        busy_share=summary.busy_share,
+        exposed_communication_ms=found.ms_of(exposed) if len(found.device_rows) else None,
+    )
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """What the file says of its device and its rank; nothing where that cannot be read."""
+    text = head_of(path).rstrip().rstrip(b",")
+    try:
+        found = msgspec.json.decode(text + b"}") if text.startswith(b"{") and len(text) > 1 else {}
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
+    notes = []
+    if not len(found.device_rows):
+        notes.append("the trace has no kernel of a GPU: this is what the host did")
+    if not columns.ended:
+        notes.append("the file is cut off: what is left of it was read")
+    if columns.skipped:
+        place, reason = columns.first_skip or (0, "")
+        notes.append(f"{columns.skipped} events could not be read; the first is at byte {place}: {reason}")
+    missing = int((columns.length < 0).sum())
+    if missing:
+        notes.append(f"{missing} events have no length, and count nowhere")
+    if len(found.device_rows) and not (columns.category == CODES["cuda_runtime"]).any():
+        notes.append("the trace has no calls of the CUDA runtime: why the device was idle cannot be told")
+    return tuple(notes)

@@ -1,0 +1,39 @@
+"""`flatout trace`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.commands import COMMANDS
+from flatout.cli.options import Output, common_options
+
+
+@click.command("trace", short_help=COMMANDS["trace"].purpose)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of each table.")
+@common_options
+def command(output: Output, files: tuple[Path, ...], top: int) -> int:
+    """Where the time went, from traces that exist already.
+
+    Reads what torch.profiler writes (Chrome's JSON, plain or gzip), of any size; several files are several
+    ranks. Steps are those that profiler.step() marks; without marks, times are of the whole trace.
+
+    \b
+    Examples:
+      flatout trace trace.json
+      flatout trace log/*.pt.trace.json.gz
+      flatout trace --json trace.json | jq .waterfall
+    """
+    from flatout.analyze.trace.summary import summarize
+    from flatout.records.errors import EXIT_DONE
+    from flatout.report.trace import draw_trace
+
+    with output.progress("reading") as progress:
+        found = summarize(
+            list(files), on_read=lambda done, whole: progress("reading", done // 2**20, whole // 2**20)
+        )
+    if output.as_json:
+        output.document("trace", 1, found)
+    else:
+        draw_trace(found, output.console(), top=top)
+    return EXIT_DONE

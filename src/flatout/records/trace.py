@@ -1,0 +1,97 @@
+"""What a trace says: the document of `flatout trace`.
+
+Times are milliseconds of one step, as everywhere; where no steps are marked, of the whole trace.
+"""
+
+import dataclasses
+
+from flatout.records.profile import Share, StepTimes
+from flatout.records.unknown import fill_reasons
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelUse:
+    """A kernel: how often a step runs it, and how long that takes."""
+
+    name: str
+    kind: str
+    calls: float
+    ms: float
+    mean_us: float
+    # Of the time in which the device computes.
+    share: float
+    tensor_cores: bool | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="neither a product nor a convolution, or its name does not say")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperatorUse:
+    """An operator, by the kernels that it launched; without a GPU, by the time that it took itself."""
+
+    name: str
+    # Kernels, where there are any; else calls of it.
+    calls: float
+    ms: float
+    share: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyncPoint:
+    """Where the host waits for the device: how long, and for how long the device then has nothing to do."""
+
+    call: str
+    operator: str
+    where: str | None
+    count: float
+    host_ms: float
+    stall_ms: float
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="the trace has no Python stacks: torch.profiler.profile(with_stack=True)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """One file of several: how its rank went."""
+
+    file: str
+    rank: int | None
+    step_ms: float | None
+    busy_share: float | None
+    # Communication while nothing computes.
+    exposed_communication_ms: float | None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="the file does not say")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceSummary:
+    """The document. With several files, everything but `ranks` is of the one with the longest steps."""
+
+    files: tuple[str, ...]
+    events: int
+    steps: int
+    step_ms: StepTimes | None
+    device_name: str | None
+    # Of the window, the share in which the device did anything at all.
+    busy_share: float | None
+    waterfall: tuple[Share, ...]
+    kernels: tuple[KernelUse, ...]
+    operators: tuple[OperatorUse, ...]
+    syncs: tuple[SyncPoint, ...]
+    # Of the time of products and convolutions whose names say, the share on tensor cores.
+    tensor_core_share: float | None
+    kernels_per_step: float | None
+    ranks: tuple[RankTrace, ...] = ()
+    skipped_events: int = 0
+    notes: tuple[str, ...] = ()
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="not enough data: the trace has no kernel of a GPU")

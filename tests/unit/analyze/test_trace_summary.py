@@ -1,0 +1,172 @@
+"""Made-up traces whose truth is known: every part where it belongs, and nothing from too little."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.analyze.trace.summary import summarize
+from flatout.records.trace import TraceSummary
+
+MATMUL = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
+SLOW_MATMUL = "ampere_sgemm_128x64_tn"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+ITEM = "train.py(30): step"
+
+
+class Trace:
+    """Writes events by hand; times in milliseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._number = 0
+
+    def add(self, cat: str, name: str, start: float, length: float, **more: Any) -> None:
+        args = more.pop("args", {})
+        thread = {"pid": 1, "tid": 1, **more}
+        event = {"ph": "X", "cat": cat, "name": name, "ts": 1000 * start, "dur": 1000 * length, "args": args}
+        self.events.append({**event, **thread})
+
+    def kernel(
+        self, name: str, start: float, length: float, *, stream: int = 7, operator: str = "aten::mm"
+    ) -> None:
+        self._number += 1
+        ids = {"External id": self._number, "correlation": self._number}
+        self.add("cpu_op", operator, max(0.0, start - 0.2), 0.1, args={"External id": self._number})
+        self.add("cuda_runtime", "cudaLaunchKernel", max(0.0, start - 0.15), 0.01, args=ids)
+        where = {"device": 0, "stream": stream, **ids}
+        self.add("kernel", name, start, length, pid=0, tid=stream, args=where)
+
+    def summary(self, folder: Path, **head: Any) -> TraceSummary:
+        path = folder / "trace.json"
+        path.write_text(json.dumps({**head, "traceEvents": self.events}))
+        return summarize([path])
+
+
+def parts(found: TraceSummary) -> dict[str, float]:
+    return {share.part: pytest.approx(share.ms) for share in found.waterfall}
+
+
+def a_step(trace: Trace, at: float, number: int = 0) -> None:
+    """Ten milliseconds: 2 of input, 4 of products, 1 of additions, 2 after a wait, 1 between launches."""
+    trace.add("user_annotation", f"ProfilerStep#{number}", at, 10.0)
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    trace.add("user_annotation", loader, at, 2.0)
+    trace.kernel(MATMUL, at + 2, 4.0, operator="aten::addmm")
+    trace.kernel(ADD, at + 7, 1.0, operator="aten::add")
+    trace.add("python_function", ITEM, at + 6.5, 2.5)
+    trace.add("python_function", "torch/_tensor.py(1000): item", at + 6.6, 1.5)
+    trace.add("cpu_op", "aten::_local_scalar_dense", at + 6.6, 1.5, args={"External id": 9000 + number})
+    sync = {"External id": 9000 + number}
+    trace.add("cuda_runtime", "cudaStreamSynchronize", at + 6.7, 1.31, args=sync)
+
+
+def test_every_part_is_where_it_belongs(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(5):
+        a_step(trace, 100 + 10 * number, number)
+    found = trace.summary(tmp_path, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
+    assert parts(found) == {
+        "input_wait": 2.0, "launch_gap": 1.0, "sync_stall": 2.0, "matmul": 4.0, "memory_bound": 1.0,
+    }  # fmt: skip
+    assert sum(share.share for share in found.waterfall) == pytest.approx(1.0)
+    assert found.step_ms is not None
+    assert (found.steps, found.step_ms.p50, found.busy_share) == (5, pytest.approx(10.0), pytest.approx(0.5))
+    assert found.device_name == "NVIDIA H200"
+    assert [(one.name, one.ms, one.calls) for one in found.kernels] == [
+        (MATMUL, pytest.approx(4.0), 1.0), (ADD, pytest.approx(1.0), 1.0),
+    ]  # fmt: skip
+    assert [(one.name, one.ms) for one in found.operators] == [
+        ("aten::addmm", pytest.approx(4.0)), ("aten::add", pytest.approx(1.0)),
+    ]  # fmt: skip
+    [sync] = found.syncs
+    assert (sync.operator, sync.where) == ("aten::_local_scalar_dense", "train.py:30 in step")
+    assert (sync.count, sync.host_ms, sync.stall_ms) == (1.0, pytest.approx(1.31), pytest.approx(2.0))
+
+
+def test_a_wait_while_the_device_works_costs_nothing(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0, 10)
+    trace.kernel(MATMUL, 0, 10)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 1, 3)
+    found = trace.summary(tmp_path)
+    assert parts(found) == {"matmul": 10.0}
+    assert found.syncs[0].stall_ms == 0
+
+
+def test_two_streams_at_once_give_each_instant_to_one_part(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0, 10)
+    trace.kernel(MATMUL, 0, 6)
+    trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 4, 6, stream=8)
+    trace.add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1, 2, pid=0, tid=9, args={"device": 0})
+    found = trace.summary(tmp_path)
+    assert parts(found) == {"matmul": 6.0, "communication": 4.0}
+
+
+def test_products_off_the_tensor_cores_are_seen(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel(MATMUL, 0, 1)
+    trace.kernel(SLOW_MATMUL, 1, 3)
+    found = trace.summary(tmp_path)
+    assert found.tensor_core_share == pytest.approx(0.25)
+    assert {one.name: one.tensor_cores for one in found.kernels} == {MATMUL: True, SLOW_MATMUL: False}
+
+
+def test_from_too_little_nothing_is_made_up(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("cpu_op", "aten::mm", 0, 5)
+    found = trace.summary(tmp_path)
+    assert found.busy_share is None
+    assert "no kernel" in found.unknown["busy_share"]
+    assert found.step_ms is None
+    assert "marked" in found.unknown["step_ms"]
+    without_calls = Trace()
+    without_calls.add("kernel", MATMUL, 0, 1, args={"device": 0})
+    without_calls.add("kernel", MATMUL, 3, 1, args={"device": 0})
+    found = without_calls.summary(tmp_path)
+    assert parts(found) == {"matmul": 2.0, "unattributed": 2.0}
+    assert any("cannot be told" in note for note in found.notes)
+
+
+def test_the_busiest_of_several_devices(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("kernel", ADD, 0, 1, args={"device": 0})
+    trace.add("kernel", MATMUL, 0, 9, args={"device": 1})
+    assert [one.name for one in trace.summary(tmp_path).kernels] == [MATMUL]
+
+
+def test_ranks_side_by_side(tmp_path: Path) -> None:
+    paths = []
+    for rank, wait in ((0, 3.0), (1, 1.0)):
+        trace = Trace()
+        trace.add("user_annotation", "ProfilerStep#0", 0, 10 + wait)
+        trace.kernel(MATMUL, 0, 10)
+        trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 9, 1 + wait, stream=8)
+        paths.append(tmp_path / f"{rank}.json")
+        head = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        paths[-1].write_text(json.dumps({**head, "traceEvents": trace.events}))
+    found = summarize(paths)
+    assert [(one.rank, one.exposed_communication_ms) for one in found.ranks] == [
+        (0, pytest.approx(3.0)), (1, pytest.approx(1.0)),
+    ]  # fmt: skip
+    assert found.step_ms is not None
+    assert found.step_ms.p50 == pytest.approx(13.0)  # of the slowest
+
+
+def test_without_a_gpu_it_is_what_the_host_did(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0, 10)
+    trace.add("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 2)
+    trace.add("cpu_op", "aten::stack", 1, 1)
+    trace.add("cpu_op", "aten::linear", 3, 3)
+    trace.add("cpu_op", "aten::addmm", 3.5, 2)
+    trace.add("user_annotation", "Optimizer.step#AdamW.step", 7, 2)
+    trace.add("cpu_op", "aten::_fused_adamw_", 7.5, 1)
+    found = trace.summary(tmp_path)
+    assert parts(found) == {"input_wait": 2.0, "optimizer": 2.0, "host_compute": 3.0, "unattributed": 3.0}
+    assert {one.name: one.ms for one in found.operators} == {
+        "aten::addmm": 2.0, "aten::linear": 1.0, "aten::stack": 1.0, "aten::_fused_adamw_": 1.0,
+    }  # fmt: skip
+    assert any("no kernel of a GPU" in note for note in found.notes)
