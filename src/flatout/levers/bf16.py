@@ -1,10 +1,10 @@
 """bf16 autocast around the model's call."""
 
-import functools
 from typing import Any
 
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Refused, Scene, Settings
+from flatout.levers.loss_function import loss_function
 from flatout.levers.loss_reading import Checks, goes_into_the_loss_alone, still_holds
 from flatout.levers.outputs import map_tensors
 from flatout.levers.places import users_frame
@@ -51,8 +51,7 @@ class Bf16(Lever):
         super().__init__(scene, settings)
         # By place in the script: what must hold there for the output to go into a loss alone, or None.
         self._places: dict[tuple[Any, int], Checks | None] = {}
-        # torch's own cross entropy, while ours stands in its place.
-        self._cross_entropy: Any = None
+        self._stands_around_the_loss = False
 
     def apply(self) -> None:
         """Nothing to change yet; a plan from elsewhere may meet a device or script that it does not suit."""
@@ -63,10 +62,9 @@ class Bf16(Lever):
             raise Refused("the script autocasts itself")
 
     def undo(self) -> None:
-        """Put torch's cross entropy back."""
-        if self._cross_entropy is not None:
-            self.scene.torch.nn.functional.cross_entropy = self._cross_entropy
-            self._cross_entropy = None
+        """Leave torch's cross entropy alone."""
+        loss_function(self.scene.torch).take(self.id)
+        self._stands_around_the_loss = False
 
     def around(self, root: Any, call: Call) -> Call:
         """Autocast inside, float32 outside, unless the loss is all that comes after."""
@@ -95,21 +93,19 @@ class Bf16(Lever):
         checks = self._places[place]
         if checks is None or not still_holds(checks, frame):
             return False
-        if self._cross_entropy is None:
-            self._take_cross_entropy()
+        if not self._stands_around_the_loss:
+            self._stands_around_the_loss = True
+            loss_function(self.scene.torch).put(self.id, self.layer, self._with_autocast)
         return True
 
-    def _take_cross_entropy(self) -> None:
+    def _with_autocast(self, call: Call) -> Call:
         torch, kind = self.scene.torch, self.scene.device.type
-        real, bf16 = torch.nn.functional.cross_entropy, torch.bfloat16
-        is_compiling = torch.compiler.is_compiling
+        bf16 = torch.bfloat16
 
-        @functools.wraps(real)
         def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
-            if is_compiling() or getattr(input, "dtype", None) is not bf16:
-                return real(input, *args, **kwargs)
+            if getattr(input, "dtype", None) is not bf16:
+                return call(input, *args, **kwargs)
             with torch.autocast(kind, dtype=bf16):
-                return real(input, *args, **kwargs)
+                return call(input, *args, **kwargs)
 
-        torch.nn.functional.cross_entropy = cross_entropy
-        self._cross_entropy = real
+        return cross_entropy

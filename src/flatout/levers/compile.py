@@ -7,7 +7,11 @@ from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
 from flatout.levers.graph_outputs import GraphOutputs
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Call, Lever, Settings
+from flatout.levers.lever import Call, Lever, Scene, Settings
+from flatout.levers.loss_function import loss_function
+
+# Elements of a loss's input: with fewer, what is launched costs more than what is read.
+_LARGE_LOSS = 1 << 22
 
 
 class Compile(Lever):
@@ -16,7 +20,9 @@ class Compile(Lever):
     Fuses what is bound by memory and by launches. `reduce-overhead` adds CUDA graphs, which take away what is
     left of the launches; it is refused where gradients are accumulated over several calls. The first step
     takes long: that time is recorded, and a plan whose compilation would not pay back within the job is not
-    chosen. A compilation that yields no graph counts as failed. Evaluation runs as written.
+    chosen. A compilation that yields no graph counts as failed. A cross entropy over many classes that the
+    script computes outside of the model is compiled too: it then reads and writes its input once, where it
+    would do so five times. Evaluation runs as written.
     """
 
     id = "compile"
@@ -56,6 +62,37 @@ class Compile(Lever):
         if job.on_gpu and settings.get("mode") == "reduce-overhead" and job.busy_share is not None:
             return amdahl(rest, 2.0) * amdahl(max(0.0, 1.0 - job.busy_share), 4.0)
         return amdahl(rest, 2.0 if job.on_gpu else 1.3)
+
+    def __init__(self, scene: Scene, settings: Settings) -> None:
+        super().__init__(scene, settings)
+        self._compiled_loss: Call | None = None
+
+    def apply(self) -> None:
+        """Stand around the loss; the model's call is compiled when it comes."""
+        loss_function(self.scene.torch).put(self.id, self.layer, self._around_the_loss)
+
+    def undo(self) -> None:
+        """Leave the loss alone."""
+        loss_function(self.scene.torch).take(self.id)
+
+    def _around_the_loss(self, real: Call) -> Call:
+        torch = self.scene.torch
+        if self._compiled_loss is None:
+            self._compiled_loss = torch.compile(fresh(real))
+        compiled, broken = self._compiled_loss, False
+
+        def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
+            nonlocal broken
+            is_large = getattr(input, "requires_grad", False) and input.numel() >= _LARGE_LOSS
+            if broken or not is_large or not torch.is_grad_enabled():
+                return real(input, *args, **kwargs)
+            try:
+                return compiled(input, *args, **kwargs)
+            except Exception:  # noqa: BLE001 - as written it may go well; where not, the error is the script's
+                broken = True
+                return real(input, *args, **kwargs)
+
+        return cross_entropy
 
     def around(self, root: Any, call: Call) -> Call:
         """Compile a fresh plain function: `Module.compile` of a module of torch's own compiles nothing."""

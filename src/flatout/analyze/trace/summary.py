@@ -243,7 +243,7 @@ def _tensor_core_share(found: Timeline) -> float | None:
     if not len(rows):
         return None
     lengths = np.bincount(columns.name[rows], weights=columns.length[rows], minlength=len(columns.names))
-    for number, taken in enumerate(lengths):
+    for number, taken in enumerate(lengths.tolist()):
         if taken and found.kinds[number] in ("matmul", "convolution"):
             answer = uses_tensor_cores(columns.names[number])
             on += taken if answer else 0
