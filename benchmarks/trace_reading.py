@@ -42,7 +42,7 @@ def measured(command: list[str]) -> dict[str, float]:
     def watch() -> None:
         nonlocal peak
         family = psutil.Process(process.pid)
-        while not over.wait(0.02):
+        while not over.wait(0.2):  # asking costs time, and more the more there is
             try:
                 members = [family, *family.children(recursive=True)]
                 # Pages that several share are counted once.

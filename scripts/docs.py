@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: commands, checks, levers. `--check` only compares, for CI."""
+"""Writes the pages that are made from the code, of commands, checks, findings, levers; `--check` compares."""
 
 import inspect
 import sys
@@ -8,6 +8,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.main import cli
+from flatout.diagnose.catalogue import RULES
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
 
@@ -43,6 +44,23 @@ def checks_page() -> str:
     return "".join(parts)
 
 
+FINDINGS_INTRODUCTION = """# What `flatout profile` finds
+
+Each finding comes with its evidence, the line of your source where that is known, and what it should give,
+with the arithmetic. Too little data is no finding. `flatout explain CODE` shows the same text; thresholds
+are in [one file](../src/flatout/diagnose/policy.py).
+"""
+
+
+def findings_page() -> str:
+    """Every finding's explanation, from its file."""
+    parts = [HEAD, FINDINGS_INTRODUCTION]
+    for rule in RULES:
+        levers = f"\n\nLevers that answer it: {', '.join(rule.levers)}." if rule.levers else ""
+        parts.append(f"\n## {rule.code}: {rule.title}\n\n{rule.explanation}{levers}\n")
+    return "".join(parts)
+
+
 LEVERS_INTRODUCTION = """# What `flatout tune` tries
 
 | class | meaning |
@@ -72,6 +90,7 @@ def levers_page() -> str:
 PAGES = {
     "docs/commands.md": commands_page,
     "docs/checks.md": checks_page,
+    "docs/findings.md": findings_page,
     "docs/levers.md": levers_page,
 }
 

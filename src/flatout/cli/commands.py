@@ -30,5 +30,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
+    "explain": CommandEntry(
+        "flatout.cli.explain", "What a finding means, how it is known, and when it can be wrong."
+    ),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),
 }

@@ -1,12 +1,16 @@
 """`flatout profile`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
 from flatout.cli.options import Output, common_options
+
+if TYPE_CHECKING:
+    from flatout.records.finding import Finding
+    from flatout.records.profile import Profile
 
 
 @click.command("profile", short_help=COMMANDS["profile"].purpose, context_settings=JOB_SETTINGS)
@@ -51,6 +55,8 @@ def command(
       flatout profile -- torchrun --nproc-per-node 2 train.py
       flatout profile --json train.py | jq .step_ms
     """
+    import dataclasses
+
     from flatout.records.errors import EXIT_DONE, EXIT_JOB
     from flatout.report.profile import draw_profile
     from flatout.runtime.profiling import profile_job
@@ -61,6 +67,7 @@ def command(
     )
     with new_run(output, "profile") as folder, output.progress("starting the script") as progress:
         profile = profile_job(request, folder.manifest.id, folder.path, progress)
+        profile = dataclasses.replace(profile, findings=_findings(profile))
         folder.write("profile", 1, profile)
         if loader:
             profile = sweep_loader(request, profile, folder.path, progress)
@@ -71,3 +78,15 @@ def command(
         draw_profile(profile, output.console())
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE if profile.trial.outcome in ("stopped", "ended") else EXIT_JOB
+
+
+def _findings(profile: "Profile") -> "tuple[Finding, ...]":
+    from pathlib import Path
+
+    from flatout.analyze.steps import read_ranks
+    from flatout.diagnose.engine import diagnose
+    from flatout.runtime.peaks import peaks_for
+
+    about = read_ranks(Path(profile.trial.folder))[0].about
+    on_gpu = (profile.device or "").startswith("cuda")
+    return diagnose(profile, about, peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False))

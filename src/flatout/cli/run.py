@@ -33,7 +33,7 @@ def command(output: Output, words: tuple[str, ...], plan_path: str, **job: Any) 
 
     from flatout.records.plan import read_plan
     from flatout.report.running import draw_run, words_before
-    from flatout.tune.facts import fingerprint
+    from flatout.tune.fingerprints import fingerprint
     from flatout.tune.running import run_job
 
     plan = read_plan(Path(plan_path))

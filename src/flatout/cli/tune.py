@@ -171,7 +171,7 @@ def _earlier(run: str, command: "JobCommand") -> Path:
     from flatout.records.errors import CallerMistake
     from flatout.records.places import PROJECT_FOLDER
     from flatout.records.runs import find_run, runs_under
-    from flatout.tune.facts import fingerprint
+    from flatout.tune.fingerprints import fingerprint
     from flatout.tune.journal import insist_on_the_same_job
 
     root = Path(PROJECT_FOLDER)

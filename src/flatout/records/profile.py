@@ -6,6 +6,7 @@ Times are milliseconds of one step, medians unless named otherwise; evaluation i
 import dataclasses
 from typing import Any, Literal
 
+from flatout.records.finding import Finding
 from flatout.records.rated import Dtype
 from flatout.records.trial import Trial
 from flatout.records.unknown import fill_reasons
@@ -216,7 +217,7 @@ class Profile:
     optimizers: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
     loader_sweep: LoaderSweep | None = None
-    findings: tuple[dict[str, Any], ...] = ()
+    findings: tuple[Finding, ...] = ()
     report: str | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from flatout.records.profile import LoaderSweep, LoaderUse, Profile, Share
 from flatout.records.words import flop_rate, memory_size, percent, three_digits
+from flatout.report.findings import draw_findings
 from flatout.report.plain import inert, is_narrow, line
 from flatout.report.trial import shield_notes
 
@@ -34,6 +35,7 @@ def draw_profile(profile: Profile, console: Console) -> None:
     if profile.loader_sweep is not None:
         console.print()
         _draw_sweep(profile.loader_sweep, console)
+    draw_findings(profile.findings, console)
     notes = _notes(profile)
     if notes:
         console.print()

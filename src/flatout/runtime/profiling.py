@@ -10,6 +10,7 @@ from flatout.analyze.profile import build_profile, window_of
 from flatout.analyze.steps import calls_without_update, read_ranks
 from flatout.records.errors import JobFailed
 from flatout.records.profile import Profile
+from flatout.records.session import TAPS
 from flatout.records.trial import Trial
 from flatout.runtime.command import JobCommand
 from flatout.runtime.peaks import peaks_for
@@ -47,7 +48,13 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         name="profile",
         command=request.command,
         stop=request.stop_rule(),
-        order={"count_flops": True, "seed": request.seed, "nvtx": request.nvtx, **request.order},
+        order={
+            "count_flops": True,
+            "seed": request.seed,
+            "nvtx": request.nvtx,
+            "taps": [*TAPS, "habits"],
+            **request.order,
+        },
         startup_s=request.startup_s,
         silence_s=request.silence_s,
         environment=request.environment,

@@ -9,7 +9,7 @@ from pathlib import Path
 from flatout.records.plan import Choice
 from flatout.records.tuning import LeverTrial, Pace
 from flatout.runtime.command import JobCommand
-from flatout.tune.facts import script_of
+from flatout.tune.fingerprints import script_of
 
 BATCH_SIZE = "batch-size"
 # Throughput that grows by less than this with twice the batch has reached its knee.

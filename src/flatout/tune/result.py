@@ -12,7 +12,7 @@ from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
-from flatout.tune.facts import fingerprint, places_below
+from flatout.tune.fingerprints import fingerprint, places_below
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
 from flatout.tune.search import OUT_OF_TIME

@@ -12,7 +12,7 @@ from flatout.runtime.command import JobCommand
 from flatout.runtime.running import Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.continuing import judge_first_steps
-from flatout.tune.facts import fingerprint
+from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
 

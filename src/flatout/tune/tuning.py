@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.analyze.facts import job_facts
 from flatout.analyze.steps import read_ranks
 from flatout.levers.catalogue import LEVERS
 from flatout.levers.job import JobFacts
@@ -25,7 +26,7 @@ from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
-from flatout.tune.facts import fingerprint, job_facts
+from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, read_answers, write_job
 from flatout.tune.larger_batch import larger_batch
 from flatout.tune.lean import lean

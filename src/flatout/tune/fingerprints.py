@@ -1,49 +1,14 @@
-"""What the baseline showed, as levers need to know it; and the fingerprint of a job."""
+"""The fingerprint of a job: which script, which arguments, which device and versions."""
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.analyze.profile import Peaks
-from flatout.levers.job import JobFacts
 from flatout.records.plan import Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.version import __version__
 from flatout.runtime.command import JobCommand
-
-
-def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFacts:
-    """From the baseline's profile, what its session learned, and the device's peaks."""
-    habits = dict(about.get("habits") or {})
-    step_ms = profile.step_ms.p50 if profile.step_ms is not None else 0.0
-    habits["collector_share"] = profile.collector_ms / step_ms if step_ms else 0.0
-    counted = about.get("flops") or {}
-    habits["operators"] = counted.get("operators")
-    habits["allocation_retries"] = profile.memory.allocation_retries
-    capability = habits.get("capability")
-    use = profile.device_use
-    by_dtype: dict[str, float] = {}
-    if peaks.rated is not None:
-        by_dtype.update(peaks.rated.dense_flops_per_s.items())
-    if peaks.limits is not None:
-        by_dtype.update(peaks.limits.measured.matmul_flops_per_s.items())
-    host = {share.part: share.share for share in profile.host}
-    waterfall = {share.part: share.share for share in profile.waterfall}
-    return JobFacts(
-        device=profile.device or "cpu",
-        capability=(capability[0], capability[1]) if capability else None,
-        step_ms=step_ms,
-        host_shares=host | {"input_wait": waterfall.get("input_wait", host.get("input", 0.0))},
-        device_shares={share.part: share.share for share in profile.device_parts},
-        busy_share=use.kernel_running_share,
-        flops_per_step=profile.mfu.flops_per_step,
-        peaks=by_dtype,
-        micro_batches=profile.micro_batches,
-        habits=habits,
-        loaders=tuple(loader.settings for loader in profile.loaders),
-        ranks=len(profile.ranks),
-    )
 
 
 def fingerprint(command: JobCommand, profile: Profile | None, about: Mapping[str, Any]) -> Fingerprint:

@@ -1,0 +1,1 @@
+"""Why a job is slow: findings from what a run showed."""

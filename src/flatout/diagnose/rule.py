@@ -1,0 +1,90 @@
+"""A rule: a code that never changes, and a function from what a run showed to a finding, or nothing."""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flatout.diagnose import policy
+from flatout.levers.job import JobFacts, amdahl
+from flatout.records.finding import Finding, Place, Severity
+from flatout.records.profile import Profile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a run showed."""
+
+    profile: Profile
+    job: JobFacts
+    # File and line of the user's source, by what happened there.
+    where: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+
+    def share(self, part: str) -> float:
+        """A part's share of the step, in the waterfall."""
+        return next((one.share for one in self.profile.waterfall if one.part == part), 0.0)
+
+    def place(self, name: str) -> tuple[Place, ...]:
+        """Where something happened in the user's source; nothing where that is not known."""
+        found = self.where.get(name)
+        return (Place(file=found[0], line=found[1]),) if found is not None else ()
+
+
+Look = Callable[[Seen], Finding | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One rule. Its page is made from the docstring of its file."""
+
+    code: str
+    title: str
+    look: Look
+    # Levers that answer it.
+    levers: tuple[str, ...] = ()
+
+    @property
+    def explanation(self) -> str:
+        """What it sees, why that costs, what it needs to know, and when it can be wrong."""
+        return inspect.cleandoc(sys.modules[self.look.__module__].__doc__ or "")
+
+    def finding(
+        self,
+        evidence: str,
+        fix: str,
+        *,
+        speedup: float | None = None,
+        arithmetic: str = "",
+        where: tuple[Place, ...] = (),
+        severity: Severity | None = None,
+    ) -> Finding:
+        """A finding of this rule; as severe as what taking it away should give."""
+        return Finding(
+            code=self.code,
+            title=self.title,
+            severity=severity or severity_of(speedup),
+            evidence=evidence,
+            fix=fix,
+            where=where,
+            predicted_speedup=speedup,
+            arithmetic=arithmetic,
+        )
+
+
+def severity_of(speedup: float | None) -> Severity:
+    """By what it should give."""
+    if speedup is None or speedup < policy.MEDIUM:
+        return "low"
+    return "high" if speedup >= policy.HIGH else "medium"
+
+
+def without(share: float, factor: float = 20.0) -> tuple[float, str]:
+    """What a part of the step gives when it nearly goes away, and the arithmetic of that."""
+    speedup = amdahl(min(0.95, share), factor)
+    return speedup, f"1 / (1 - {share:.3f} + {share:.3f} / {factor:g}) = {speedup:.2f}"
+
+
+def known(habits: Any, name: str) -> bool:
+    """Whether the session has learned something."""
+    return name in (habits or {})

@@ -1,0 +1,1 @@
+"""One finding a file. Its docstring is its page."""

@@ -1,0 +1,35 @@
+"""The host cannot launch kernels as fast as the GPU runs them.
+
+The GPU idles between many small kernels. Seen by a device that is idle for a good part of the time while the
+host is busy with forward, backward and optimizer, and the loop waits neither for data nor for the device.
+The gain is what is left when CUDA graphs take three quarters of the idle time away. It can be wrong where
+Python code between the kernels does work of its own: graphs do not take that away.
+"""
+
+from flatout.diagnose import policy
+from flatout.diagnose.rule import Rule, Seen, without
+from flatout.records.finding import Finding
+
+_HOST = ("forward", "backward", "optimizer")
+
+
+def look(seen: Seen) -> Finding | None:
+    """Idle, and not for want of data."""
+    busy = seen.job.busy_share
+    if not seen.job.on_gpu or busy is None:
+        return None
+    idle = max(0.0, 1.0 - busy - seen.share("input_wait"))
+    host = sum(seen.job.host_shares.get(part, 0.0) for part in _HOST)
+    if idle < policy.IDLE or host < policy.LAUNCHES:
+        return None
+    speedup, arithmetic = without(idle, 4.0)
+    return RULE.finding(
+        f"no kernel runs {idle:.0%} of the time, while the host launches for {host:.0%} of it",
+        'torch.compile(model, mode="reduce-overhead"), or a larger batch: flatout tune tries both',
+        speedup=speedup,
+        arithmetic=arithmetic,
+        where=seen.place("root_call"),
+    )
+
+
+RULE = Rule("F201", "launches hold the job up", look, ("compile",))

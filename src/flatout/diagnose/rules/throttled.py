@@ -1,0 +1,28 @@
+"""The device runs below its clock: too hot, or at its power limit.
+
+Seen by what the driver gives as the reason while the steps ran; idling is no such reason. What it costs is
+the ratio of clocks, which differs from kernel to kernel, so no gain is predicted. A power limit that was set
+on purpose is no fault.
+"""
+
+from flatout.diagnose.rule import Rule, Seen
+from flatout.records.finding import Finding
+
+_HARMLESS = ("idle", "none", "application_clocks", "applications_clocks_setting")
+
+
+def look(seen: Seen) -> Finding | None:
+    """Any reason that is no rest."""
+    use = seen.profile.device_use
+    reasons = [reason for reason in use.throttle_reasons or () if reason not in _HARMLESS]
+    if not reasons:
+        return None
+    clock = f", at {use.clock_compute_hz // 10**6} MHz" if use.clock_compute_hz else ""
+    heat = f" and {use.temperature_max_c} C" if use.temperature_max_c else ""
+    return RULE.finding(
+        f"the clock was held down by {', '.join(reasons)}{clock}{heat}",
+        "flatout doctor says more about clocks, power and temperature",
+    )
+
+
+RULE = Rule("F601", "the device is throttled", look)
