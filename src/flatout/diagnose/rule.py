@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from flatout.diagnose import policy
 from flatout.levers.job import JobFacts, amdahl
@@ -83,8 +82,3 @@ def without(share: float, factor: float = 20.0) -> tuple[float, str]:
     """What a part of the step gives when it nearly goes away, and the arithmetic of that."""
     speedup = amdahl(min(0.95, share), factor)
     return speedup, f"1 / (1 - {share:.3f} + {share:.3f} / {factor:g}) = {speedup:.2f}"
-
-
-def known(habits: Any, name: str) -> bool:
-    """Whether the session has learned something."""
-    return name in (habits or {})

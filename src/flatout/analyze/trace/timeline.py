@@ -9,7 +9,7 @@ import numpy as np
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import host_parts
 from flatout.analyze.trace.kernels import kind_of
-from flatout.analyze.trace.spans import NOTHING, Spans, both, gaps, merged, total, within, without
+from flatout.analyze.trace.spans import NOTHING, Spans, both, gaps, merged, within, without
 
 _ON_DEVICE = (CODES["kernel"], CODES["gpu_memcpy"], CODES["gpu_memset"])
 _CALLS = (CODES["cuda_runtime"], CODES["cuda_driver"])
@@ -71,7 +71,7 @@ def timeline(columns: Columns) -> Timeline:
     """Lay it out."""
     marked = _rows(columns, (CODES["user_annotation"],), _STEP)
     known = columns.length >= 0
-    step_ms = sorted_lengths(columns, marked[known[marked]])
+    step_ms = _lengths(columns, marked[known[marked]])
     start, end = _window(columns, marked[known[marked]], known)
     rows = np.flatnonzero(np.isin(columns.category, _ON_DEVICE) & known)
     in_window = (columns.start[rows] < end) & (columns.start[rows] + columns.length[rows] > start)
@@ -113,7 +113,7 @@ def computing(found: Timeline) -> Spans:
     return merged(np.concatenate([one[0] for one in spans]), np.concatenate([one[1] for one in spans]))
 
 
-def sorted_lengths(columns: Columns, rows: Any) -> list[float]:
+def _lengths(columns: Columns, rows: Any) -> list[float]:
     """Milliseconds of rows, in the order of time."""
     order = np.argsort(columns.start[rows], kind="stable")
     return [float(value) / 1e6 for value in columns.length[rows][order]]
@@ -159,8 +159,3 @@ def _waiting_at(columns: Columns, sync_rows: Any, instants: Any) -> Any:
     ends = starts + np.maximum(columns.length[sync_rows], 0)
     waits = (place >= 0) & (ends[np.maximum(place, 0)] >= instants)
     return np.where(waits, place, -1)
-
-
-def share_of(found: Timeline, spans: Spans) -> float:
-    """Of the window."""
-    return total(spans) / found.length if found.length else 0.0
