@@ -16,7 +16,7 @@ MOSTLY_EMPTY = 0.3
 TOO_MANY_WORKERS = 1.5
 # The slowest rank over the median of all.
 STRAGGLER = 1.05
-# Of the samples of a device, with a limit in force.
+# Compilations after the warm-up.
 COMPILES_IN_STEADY_STATE = 1
 # A finding's severity, by what it should give.
 HIGH, MEDIUM = 1.25, 1.05

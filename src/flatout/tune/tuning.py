@@ -16,7 +16,6 @@ from flatout.levers.job import JobFacts
 from flatout.records.errors import JobFailed
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
-from flatout.records.session import TAPS
 from flatout.records.tuning import LeverTrial, Pace
 from flatout.records.words import duration, memory_size
 from flatout.runtime.peaks import peaks_for
@@ -153,7 +152,6 @@ class _Tuner:
             seconds=self._measurer.rule.most_seconds,
             seed=self._request.seed,
             measure_limits=False,
-            order={"taps": [*TAPS, "habits"]},
         )
         profile = profile_job(job, self._run, self._folder, self._tell)
         if profile.step_ms is None or profile.trial.outcome not in ("stopped", "ended"):

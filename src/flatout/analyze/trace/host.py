@@ -6,23 +6,26 @@ from typing import Any
 import numpy as np
 
 from flatout.analyze.trace.events import CODES, Columns
-from flatout.analyze.trace.spans import NOTHING, Spans, gaps, merged, within, without
+from flatout.analyze.trace.rows import rows_of, spans_of
+from flatout.analyze.trace.spans import Spans, divided
 
 _OPTIMIZER = re.compile(r"^Optimizer\.step")
 
 
 def host_parts(columns: Columns, loader: Spans, start: int, end: int) -> dict[str, Spans]:
     """Each instant given to one part: waiting for data, updating, computing, or nothing that is known."""
-    updates = _spans(columns, (CODES["user_annotation"], CODES["cpu_op"]), _OPTIMIZER)
-    operators = _spans(columns, (CODES["cpu_op"],), None)
-    parts: dict[str, Spans] = {}
-    taken = NOTHING
-    for part, spans in (("input_wait", loader), ("optimizer", updates), ("host_compute", operators)):
-        inside = within(spans, start, end)
-        parts[part] = without(inside, taken)
-        taken = merged(np.concatenate((taken[0], inside[0])), np.concatenate((taken[1], inside[1])))
-    parts["unattributed"] = gaps(taken, start, end)
-    return parts
+    updates = rows_of(columns, (CODES["user_annotation"], CODES["cpu_op"]), _OPTIMIZER)
+    operators = rows_of(columns, (CODES["cpu_op"],))
+    parts, rest = divided(
+        (
+            ("input_wait", loader),
+            ("optimizer", spans_of(columns, updates)),
+            ("host_compute", spans_of(columns, operators)),
+        ),
+        start,
+        end,
+    )
+    return {**parts, "unattributed": rest}
 
 
 def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
@@ -45,10 +48,3 @@ def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
     size = len(columns.names)
     names = columns.name[rows]
     return np.bincount(names, minlength=size), np.bincount(names, weights=np.maximum(own, 0), minlength=size)
-
-
-def _spans(columns: Columns, categories: tuple[int, ...], pattern: "re.Pattern[str] | None") -> Spans:
-    some = np.isin(columns.category, categories) & (columns.length >= 0)
-    if pattern is not None:
-        some &= np.array([bool(pattern.search(name)) for name in columns.names], bool)[columns.name]
-    return merged(columns.start[some], columns.start[some] + columns.length[some])

@@ -1,5 +1,6 @@
 """Sets of time spans, as columns of starts and ends: sorted, apart from each other, quick to combine."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,17 @@ def both(one: Spans, other: Spans) -> Spans:
     ends = np.minimum(one[1][mine], other[1][theirs])
     some = ends > starts
     return starts[some], ends[some]
+
+
+def divided(parts: Iterable[tuple[str, Spans]], start: int, end: int) -> tuple[dict[str, Spans], Spans]:
+    """A window's time, each instant given to the first part that has it; and what is left over."""
+    found: dict[str, Spans] = {}
+    taken = NOTHING
+    for name, spans in parts:
+        inside = within(spans, start, end)
+        found[name] = without(inside, taken)
+        taken = merged(np.concatenate((taken[0], inside[0])), np.concatenate((taken[1], inside[1])))
+    return found, gaps(taken, start, end)
 
 
 def gaps(spans: Spans, start: int, end: int) -> Spans:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import host_parts
 from flatout.analyze.trace.kernels import kind_of
-from flatout.analyze.trace.spans import NOTHING, Spans, both, gaps, merged, within, without
+from flatout.analyze.trace.rows import rows_of, spans_of
+from flatout.analyze.trace.spans import Spans, both, divided, within, without
 
 _ON_DEVICE = (CODES["kernel"], CODES["gpu_memcpy"], CODES["gpu_memset"])
 _CALLS = (CODES["cuda_runtime"], CODES["cuda_driver"])
@@ -24,7 +26,6 @@ _PARTS = {
     "communication": ("communication",),
     "host_to_device": ("copy",),
 }
-_COMPUTES = ("matmul", "attention", "memory_bound", "optimizer", "other_gpu")
 _STEP = re.compile(r"ProfilerStep#\d+")
 _LOADER = re.compile(
     r"enumerate\(DataLoader\)|_(Single|Multi)ProcessDataLoaderIter\.__next__|^flatout\.input"
@@ -69,7 +70,7 @@ class Timeline:
 
 def timeline(columns: Columns) -> Timeline:
     """Lay it out."""
-    marked = _rows(columns, (CODES["user_annotation"],), _STEP)
+    marked = rows_of(columns, (CODES["user_annotation"],), _STEP)
     known = columns.length >= 0
     step_ms = _lengths(columns, marked[known[marked]])
     start, end = _window(columns, marked[known[marked]], known)
@@ -77,24 +78,11 @@ def timeline(columns: Columns) -> Timeline:
     in_window = (columns.start[rows] < end) & (columns.start[rows] + columns.length[rows] > start)
     rows = _of_the_busiest_device(columns, rows[in_window])
     kinds: list[str] = [kind_of(name) for name in columns.names]
-    parts: dict[str, Spans] = {}
-    taken = NOTHING
-    kind_of_row = np.array(kinds)[columns.name[rows]] if len(rows) else np.empty(0, str)
-    to_device = _is_copy_to_device(columns, rows)
-    for part, own_kinds in _PARTS.items():
-        own = np.isin(kind_of_row, own_kinds)
-        if part == "host_to_device":
-            own &= to_device
-        elif part == "memory_bound":  # a copy within the device moves bytes as any such kernel does
-            own |= (kind_of_row == "copy") & ~to_device
-        spans = within(_spans(columns, rows[own]), start, end)
-        parts[part] = without(spans, taken)
-        taken = merged(np.concatenate((taken[0], spans[0])), np.concatenate((taken[1], spans[1])))
-    idle = gaps(taken, start, end)
-    sync_rows = _rows(columns, _CALLS, SYNCS)
+    parts, idle = divided(_work(columns, rows, kinds), start, end)
+    sync_rows = rows_of(columns, _CALLS, SYNCS)
     sync_rows = sync_rows[np.argsort(columns.start[sync_rows], kind="stable")]
     sync_of_gap = _waiting_at(columns, sync_rows, idle[0])
-    waits = within(_spans(columns, _rows(columns, _WORK, _LOADER)), start, end)
+    waits = within(spans_of(columns, rows_of(columns, _WORK, _LOADER)), start, end)
     if not len(rows):
         parts = host_parts(columns, waits, start, end)
     else:
@@ -107,26 +95,23 @@ def timeline(columns: Columns) -> Timeline:
     return Timeline(columns, start, end, step_ms, rows, sync_rows, kinds, parts, idle, sync_of_gap)
 
 
-def computing(found: Timeline) -> Spans:
-    """When the device computed: everything but copies and communication."""
-    spans = [found.parts[part] for part in _COMPUTES]
-    return merged(np.concatenate([one[0] for one in spans]), np.concatenate([one[1] for one in spans]))
+def _work(columns: Columns, rows: Any, kinds: list[str]) -> Iterator[tuple[str, Spans]]:
+    """What the device did, by part."""
+    kind_of_row = np.array(kinds)[columns.name[rows]] if len(rows) else np.empty(0, str)
+    to_device = _is_copy_to_device(columns, rows)
+    for part, own_kinds in _PARTS.items():
+        own = np.isin(kind_of_row, own_kinds)
+        if part == "host_to_device":
+            own &= to_device
+        elif part == "memory_bound":  # a copy within the device moves bytes as any such kernel does
+            own |= (kind_of_row == "copy") & ~to_device
+        yield part, spans_of(columns, rows[own])
 
 
 def _lengths(columns: Columns, rows: Any) -> list[float]:
     """Milliseconds of rows, in the order of time."""
     order = np.argsort(columns.start[rows], kind="stable")
     return [float(value) / 1e6 for value in columns.length[rows][order]]
-
-
-def _rows(columns: Columns, categories: tuple[int, ...], pattern: re.Pattern[str]) -> Any:
-    names = np.array([bool(pattern.search(name)) for name in columns.names], bool)
-    return np.flatnonzero(np.isin(columns.category, categories) & names[columns.name])
-
-
-def _spans(columns: Columns, rows: Any) -> Spans:
-    known = rows[columns.length[rows] >= 0]
-    return merged(columns.start[known], columns.start[known] + columns.length[known])
 
 
 def _window(columns: Columns, marked: Any, known: Any) -> tuple[int, int]:
