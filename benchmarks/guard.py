@@ -19,7 +19,8 @@ from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, train
 from benchmarks.machine import write
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
-from flatout.tune.guard import GuardRun, judge
+from flatout.tune.guard import judge
+from flatout.tune.guard_runs import GuardRun
 
 BF16 = 2.0**-9
 HONEST = (("bf16", {}), ("fused-optimizer", {}), ("channels-last", {}), ("compile", {"mode": "default"}))

@@ -10,7 +10,7 @@ from torch import nn
 
 from flatout.inside.session import Session
 from flatout.records.session import Order
-from flatout.tune.guard import GuardRun
+from flatout.tune.guard_runs import GuardRun
 
 STEPS = 30
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.records.running import Continued
-from flatout.tune.guard import Losses, judge_trajectory
+from flatout.tune.guard_runs import Losses
 from flatout.tune.journal import FIRST_STEPS, SeenLosses
+from flatout.tune.trajectory import judge_trajectory
 
 # Losses whose levels are further apart than this were not drawn from the same.
 _STANDARD_ERRORS = 4.0

@@ -17,7 +17,8 @@ from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
 from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress, run_trial
-from flatout.tune.guard import GuardRun, bit_for_bit, judge
+from flatout.tune.guard import bit_for_bit, judge
+from flatout.tune.guard_runs import GuardRun
 from flatout.tune.request import TuneRequest
 
 # Updates of a run; fewer where they are slow, as few as still find every corruption that shows in them

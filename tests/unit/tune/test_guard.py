@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, Job, train  # noqa: E402
-from flatout.tune.guard import GuardRun, is_paired, judge  # noqa: E402
+from flatout.tune.guard import judge  # noqa: E402
+from flatout.tune.guard_runs import GuardRun, is_paired  # noqa: E402
 
 BF16 = 2.0**-9
 FP32 = 2.0**-23
