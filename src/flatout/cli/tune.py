@@ -53,6 +53,11 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Names, each given by itself or several with commas between them."""
+    return tuple(name for words in given for name in words.replace(",", " ").split())
+
+
 @click.command("tune", short_help=COMMANDS["tune"].purpose, context_settings=JOB_SETTINGS)
 @job_argument
 @click.option(
@@ -75,12 +80,15 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     metavar="SIZE",
     help="No plan whose peak is above this, such as 40GiB.",
 )
-@click.option("--only", multiple=True, metavar="LEVER", help="Try these alone. May be given several times.")
-@click.option("--skip", multiple=True, metavar="LEVER", help="Leave these out. May be given several times.")
+@click.option(
+    "--only", multiple=True, callback=_names, metavar="LEVERS", help="Try these alone: bf16,compile."
+)
+@click.option("--skip", multiple=True, callback=_names, metavar="LEVERS", help="Leave these out.")
 @click.option(
     "--allow",
     multiple=True,
-    metavar="LEVER",
+    callback=_names,
+    metavar="LEVERS",
     help="A lever that changes the training, and that you want nevertheless: batch-size.",
 )
 @click.option(
@@ -125,7 +133,7 @@ def command(
       flatout tune train.py --lr 3e-4
       flatout tune --budget 2m train.py
       flatout tune --skip compile train.py
-      flatout tune --only bf16 --only compile train.py
+      flatout tune --only bf16,compile train.py
       flatout tune --allow batch-size --max-memory 40GiB train.py
       flatout tune --goal memory train.py
       flatout tune --resume latest train.py

@@ -34,7 +34,7 @@ class Ending:
             totals, self.counting = self.counting.stop(), None
             session.facts["flops"] = dataclasses.asdict(totals)
             if session.habits is not None and session.on_gpu and totals.attention:
-                session.guarded("habits", session.habits.time_attention, totals.attention)
+                session.guarded("habits", session.habits.time_attention, totals)
         elif session.order.count_flops and "flops" not in session.facts:
             try:
                 from flatout.inside.flops import start_counting

@@ -48,6 +48,8 @@ class FlopTotals:
     """Every operator that came by."""
     attention: tuple[int, ...] = ()
     """Of the largest attention, fused or written out: batch, heads, queries, keys, width of a head."""
+    attentions: int = 0
+    """How often such an attention was computed, forward."""
 
 
 def start_counting(torch: Any) -> "FlopCount":
@@ -73,6 +75,7 @@ class FlopCount:
         self._uncounted: Counter[str] = Counter()
         self._recomputed_flops = 0
         self._attention: tuple[int, ...] = ()
+        self._attentions: Counter[tuple[int, ...]] = Counter()
         # Width, rows and columns of the last batched product: of queries and keys, where a softmax follows.
         self._scores: tuple[int, int, int] = (0, 0, 0)
         self._operators: dict[Any, Operator] = {}
@@ -101,7 +104,13 @@ class FlopCount:
         by_operator, uncounted = dict(self._by_operator), dict(self._uncounted)
         seen = tuple(sorted({_shown(operator.name) for operator in self._operators.values()}))
         return FlopTotals(
-            self._by_operator.total(), self._recomputed_flops, by_operator, uncounted, seen, self._attention
+            self._by_operator.total(),
+            self._recomputed_flops,
+            by_operator,
+            uncounted,
+            seen,
+            self._attention,
+            self._attentions[self._attention],
         )
 
     def dispatch(self, func: Any, subclasses: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -197,8 +206,9 @@ class FlopCount:
             elif name.startswith("aten::_scaled_dot_product") and "backward" not in name:
                 batch, heads, queries, width = args[0].shape
                 found = (batch, heads, queries, args[1].shape[-2], width)
-        if math.prod(found) > math.prod(self._attention or (0,)) and found:
-            self._attention = found
+        if found:
+            self._attentions[found] += 1
+            self._attention = max(self._attention, found, key=lambda shape: math.prod(shape or (0,)))
 
     def _operator(self, func: Any) -> Operator:
         operator = self._operators.get(func)

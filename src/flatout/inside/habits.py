@@ -37,6 +37,7 @@ class HabitsTap:
         self._sets_threads = "OMP_NUM_THREADS" in os.environ
         self._chooses_attention = False
         self._attention_ms: dict[str, float] = {}
+        self._attention_calls = 0
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -78,10 +79,11 @@ class HabitsTap:
         if "root_call" not in self._where:
             self._where["optimizer"] = users_place(self._session.torch)
 
-    def time_attention(self, shape: tuple[int, ...]) -> None:
+    def time_attention(self, totals: Any) -> None:
         """How long each attention kernel takes for this job's shape, in the precision that suits them all."""
         torch, device = self._session.torch, self._session.device
-        self._attention_ms = time_kernels(torch, device, shape, torch.bfloat16)
+        self._attention_ms = time_kernels(torch, device, totals.attention, torch.bfloat16)
+        self._attention_calls = totals.attentions
 
     def describe(self, roots: list[Any], optimizers: list[Any]) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -118,6 +120,7 @@ class HabitsTap:
             "batch_uses": self._uses.describe(),
             "sdpa_kernel": self._chooses_attention,
             "attention_ms": self._attention_ms,
+            "attention_calls": self._attention_calls,
             "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
             or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "where": {name: place for name, place in self._where.items() if place is not None},

@@ -9,7 +9,7 @@ from typing import Any
 BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 # As torch chooses by its own rules.
 OWN_CHOICE = "torch's choice"
-_WARM_UP, _ROUNDS = 3, 7
+_WARM_UP, _ROUNDS, _REPLAYS = 3, 5, 5
 
 
 def time_kernels(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> dict[str, float]:
@@ -33,23 +33,37 @@ def time_kernels(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> d
         if hasattr(attention.SDPBackend, value)
     }
 
-    def once(context: Any) -> float:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with context(), torch.enable_grad():
-            began.record()
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=queries == keys)
-            torch.autograd.grad(out, (q, k, v), gradient)
-            ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended))
+    def compute() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=queries == keys)
+        torch.autograd.grad(out, (q, k, v), gradient)
 
-    times: dict[str, list[float]] = {}
+    def captured(context: Any) -> Any:
+        """As a graph: launches from Python would take longer than small kernels."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        with context(), torch.enable_grad():
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    compute()
+            with torch.cuda.graph(graph, stream=stream):
+                compute()
+        graph.replay()
+        return graph
+
+    def once(graph: Any) -> float:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(_REPLAYS):
+            graph.replay()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / _REPLAYS
+
+    graphs: dict[str, Any] = {}
     for name, context in contexts.items():
         with contextlib.suppress(RuntimeError):  # no kernel of this kind for this shape, dtype or card
-            for _ in range(_WARM_UP):
-                once(context)
-            times[name] = []
+            graphs[name] = captured(context)
+    times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(_ROUNDS):
-        for name, taken in times.items():
-            taken.append(once(contexts[name]))
+        for name, graph in graphs.items():
+            times[name].append(once(graph))
     return {name: statistics.median(taken) for name, taken in times.items()}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.levers.attention_kernels import BACKENDS, OWN_CHOICE
-from flatout.levers.job import JobFacts, amdahl
+from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever, Refused, Settings
 
 # By less than this a kernel is not faster than the one that torch would choose.
@@ -53,10 +53,11 @@ class SdpaBackend(Lever):
 
     @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:
-        """By so much the kernel is faster; attention may be a quarter of the model."""
-        shares, times = job.device_shares or job.host_shares, job.habit("attention_ms") or {}
-        factor = times.get(OWN_CHOICE, 1.0) / times.get(settings["first"], times.get(OWN_CHOICE, 1.0))
-        return amdahl(0.25 * (shares.get("forward", 0.0) + shares.get("backward", 0.0)), factor)
+        """What the kernel saves in each of its calls, of the step."""
+        times = job.habit("attention_ms") or {}
+        saved_ms = times.get(OWN_CHOICE, 0.0) - times.get(settings["first"], times.get(OWN_CHOICE, 0.0))
+        saved_ms *= job.habit("attention_calls", 0)
+        return job.step_ms / max(job.step_ms - saved_ms, 0.5 * job.step_ms) if job.step_ms else 1.0
 
     def apply(self) -> None:
         """Put it first."""

@@ -42,6 +42,7 @@ class Tf32(Lever):
         if self.scene.device.type != "cuda":
             raise Refused("the job does not train on a GPU")
         matmul, cudnn = self.scene.torch.backends.cuda.matmul, self.scene.torch.backends.cudnn
+        self._words = [(matmul, matmul.fp32_precision)] if hasattr(matmul, "fp32_precision") else []
         try:
             self._found: list[tuple[Any, str, Any]] = [
                 (matmul, "allow_tf32", matmul.allow_tf32),
@@ -59,3 +60,7 @@ class Tf32(Lever):
         """Put the switches back."""
         for place, name, found in self._found:
             setattr(place, name, found)
+        for place, found in self._words:
+            # "none" and "ieee" compute the same, but what was compiled under one is compiled anew under the
+            # other; the old switch alone would leave "ieee".
+            place.fp32_precision = found

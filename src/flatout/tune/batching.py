@@ -2,7 +2,9 @@
 
 import ast
 import dataclasses
+import math
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from flatout.tune.fingerprints import script_of
 BATCH_SIZE = "batch-size"
 # Throughput that grows by less than this with twice the batch has reached its knee.
 _KNEE = 0.03
+# Per doubling.
+_HARDLY_LONGER = 1.6
 _LARGEST_FACTOR = 256
 _OPTION = re.compile(
     r"^(?P<name>-{0,2}[\w.-]*(?:batch[_-]?size|bs|batch)[\w.-]*|-b)(?:=(?P<value>\d+))?$", re.IGNORECASE
@@ -125,16 +129,21 @@ class Size:
 
 
 def climb(
-    command: JobCommand, size: int, now: Pace, room_bytes: int | None, measure: Measure
+    command: JobCommand,
+    size: int,
+    now: Pace,
+    room_bytes: int | None,
+    measure: Measure,
+    deadline: float = math.inf,
 ) -> tuple[Choice | None, list[Size], str]:
-    """Double the batch until it no longer pays; the choice, what was tried, and why it ended."""
+    """Grow the batch until it no longer pays; the choice, what was tried, and why it ended."""
     tried: list[Size] = []
     for source in sources(command, size):
         first = _try(source, 2 * size, size, measure)
         tried.append(first)
         if first.pace is None or first.outcome:
             continue
-        reason = _double(source, size, first, now, room_bytes, measure, tried)
+        reason = _grow(source, size, first, now, room_bytes, measure, tried, deadline)
         good = [one for one in tried if one.pace is not None and not one.outcome]
         rates = {one.size: (one.pace.samples_per_s or 0.0) for one in good if one.pace is not None}
         best = max([now.samples_per_s or 0.0, *rates.values()])
@@ -154,7 +163,7 @@ def _try(source: Source, size: int, was: int, measure: Measure) -> Size:
     return Size(choice, size, pace, outcome)
 
 
-def _double(
+def _grow(
     source: Source,
     was: int,
     last: Size,
@@ -162,20 +171,29 @@ def _double(
     room_bytes: int | None,
     measure: Measure,
     tried: list[Size],
+    deadline: float,
 ) -> str:
-    before = now.samples_per_s or 0.0
+    before, factor = now.samples_per_s or 0.0, 2
     while last.pace is not None and not last.outcome:
-        rate = last.pace.samples_per_s or 0.0
+        rate, peak = last.pace.samples_per_s or 0.0, last.pace.peak_bytes
         if rate < before * (1 + _KNEE):
             return "throughput no longer grows"
-        peak = last.pace.peak_bytes
-        if room_bytes is not None and peak is not None and 1.8 * peak > room_bytes:
+        room = room_bytes / peak if room_bytes is not None and peak else math.inf
+        if room < 1.8:
             return "twice as many samples would not fit"
         if last.size >= _LARGEST_FACTOR * was:
             return "larger was not tried"
-        before = rate
-        last = _try(source, 2 * last.size, was, measure)
+        if time.monotonic() > deadline:
+            return "the time allowed was over"
+        # Where twice the samples take hardly longer the knee is far away; every size costs a run.
+        far = rate >= before * _HARDLY_LONGER ** math.log2(factor) and room >= 3.6
+        before, factor, smaller = rate, 4 if far else 2, last.size
+        last = _try(source, factor * smaller, was, measure)
         tried.append(last)
+        if far and (last.pace is None or last.outcome):
+            factor = 2
+            last = _try(source, factor * smaller, was, measure)
+            tried.append(last)
     return last.outcome
 
 

@@ -27,16 +27,28 @@ class LargerBatch:
     note: str = ""
 
 
-def larger_batch(measurer: Measurer, baseline: Profile, chosen: tuple[Choice, ...], now: Pace) -> LargerBatch:
-    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput."""
+def larger_batch(
+    measurer: Measurer,
+    baseline: Profile,
+    chosen: tuple[Choice, ...],
+    now: Pace,
+    *,
+    uncompiled: Pace | None,
+    deadline: float,
+) -> LargerBatch:
+    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput.
+
+    `uncompiled`: the pace of the plan without the compiler, where it is known.
+    """
     refusal = _refusal(measurer.request, baseline)
     if refusal:
         return LargerBatch(trials=[_skipped(refusal)])
     size = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))
     # Compiling for each size would take minutes: sizes are compared without, and the choice is confirmed.
     light = tuple(one for one in chosen if one.id != "compile")
-    base = measurer.measure("batch size: as it is", light, now) if light != chosen else None
-    base_pace = base.pace if base is not None and base.pace is not None else now
+    base_pace = now
+    if light != chosen:
+        base_pace = uncompiled or measurer.measure("batch size: as it is", light, now).pace or now
 
     samples_per_step: dict[str, float] = {}
 
@@ -51,7 +63,7 @@ def larger_batch(measurer: Measurer, baseline: Profile, chosen: tuple[Choice, ..
         return found.pace, samples, ""
 
     room = measurer.request.max_memory_bytes or baseline.memory.device_total_bytes
-    choice, tried, reason = climb(measurer.request.job.command, size, base_pace, room, measure)
+    choice, tried, reason = climb(measurer.request.job.command, size, base_pace, room, measure, deadline)
     trials = as_trials(tried, choice, base_pace, reason)
     if choice is None:
         return LargerBatch(trials=trials or [_skipped(reason)])

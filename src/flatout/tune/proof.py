@@ -1,6 +1,7 @@
 """The runs that the guard judges, and what follows from its judgement."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
+from flatout.records.trial import Outcome
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
 from flatout.runtime.sweep import cores_allowed
@@ -28,6 +30,9 @@ _LONG_ENOUGH_S = 6.0
 _UPDATES = 3
 _TWINS = 3
 _ROUNDS = 3
+
+# What a process takes on a GPU beside its tensors.
+_CONTEXT_BYTES = 600 << 20
 
 NOT_NEEDED = GuardEvidence(verdict="not needed", paired=True, reason="nothing was changed")
 
@@ -133,7 +138,7 @@ class Proof:
         done = 0
         first = len(list(self._folder.iterdir())) + 1
 
-        def one(item: tuple[int, Run]) -> GuardRun:
+        def one(item: tuple[int, Run]) -> Outcome:
             nonlocal done
             number, (name, levers, perturb, which) = item
             place = self._folder / f"{number}-guard"
@@ -147,14 +152,23 @@ class Proof:
                 perturb=perturb,
                 perturbation=which,
             )
-            run_trial(plan, place)
+            trial = run_trial(plan, place)
             done += 1
             self._tell(f"guard: {done} of {len(runs)} runs done", done, len(runs))
-            return GuardRun.read(place)
+            return trial.outcome
 
         self._tell(f"guard: {', '.join(name for name, *_ in runs)}", 0, len(runs))
+        numbered = list(enumerate(runs, start=first))
         with ThreadPoolExecutor(max_workers=self._at_once) as pool:
-            return list(pool.map(one, enumerate(runs, start=first)))
+            outcomes = list(pool.map(one, numbered))
+        if self._at_once > 1:
+            # Side by side they may have been short of memory: alone they are not.
+            for item in [
+                item for item, outcome in zip(numbered, outcomes, strict=True) if outcome == "failed"
+            ]:
+                shutil.rmtree(self._folder / f"{item[0]}-guard")
+                one(item)
+        return [GuardRun.read(self._folder / f"{number}-guard") for number, _ in numbered]
 
 
 def steps_of(baseline: Profile) -> int:
@@ -188,7 +202,7 @@ def runs_at_once(baseline: Profile, threads: int) -> int:
         return max(1, cores_allowed(read_host(places=())) // max(1, threads))
     if not memory.reserved_peak_bytes or not memory.device_total_bytes:
         return 1
-    room = 0.85 * memory.device_total_bytes / (1.3 * memory.reserved_peak_bytes)
+    room = 0.9 * memory.device_total_bytes / (1.15 * memory.reserved_peak_bytes + _CONTEXT_BYTES)
     return max(1, min(_TWINS + 2, int(room)))
 
 

@@ -25,6 +25,8 @@ from flatout.tune.bench import Search
 WORTH = 0.01
 # What Amdahl's law promises less than this for is not tried.
 _CANNOT_MATTER = 1.005
+# What is tried on top of the compiler is compiled anew: that takes as long as all that came before.
+_WORTH_COMPILING = 1.02
 OUT_OF_TIME = "the time allowed was over"
 _ARMS_AT_A_TIME = 6
 _HOST_IS_IDLE = 0.4
@@ -47,6 +49,7 @@ _RANKS = (
 )
 # What is tried on top of the rest, in this order: each changes what the one before has left.
 _ON_TOP = ("compile", "sdpa-backend")
+_JUDGED_LATER = ("sdpa-backend",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class Finder:
         self.compile_s = 0.0
         self._evicted: list[Choice] = []
         self._host_share: float | None = None
+        # Of the best so far.
+        self._step_ms: float | None = None
 
     def candidates(self, levers: Iterable[type[Lever]]) -> list[Choice]:
         """Every lever that may be tried, with its settings; the others get their verdict at once."""
@@ -95,7 +100,8 @@ class Finder:
             for settings in lever.variants(self._job):
                 predicted = lever.predict(self._job, settings)
                 choice = Choice(id=lever.id, settings=settings, predicted_speedup=predicted)
-                if predicted < _CANNOT_MATTER:
+                # What little of a slow step may be much of the step that the others leave is judged then.
+                if predicted < _CANNOT_MATTER and lever.id not in _JUDGED_LATER:
                     self.conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
                 else:
                     found.append(choice)
@@ -127,7 +133,7 @@ class Finder:
             if not self._has_time(some):
                 return
             results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
-            self._host_share = results[0].host_share
+            self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
             for choice, result in zip(some, results[1:], strict=True):
                 self._judge(choice, result, ())
         kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
@@ -161,7 +167,7 @@ class Finder:
         if results[0].failed:
             self.best = together[:1]
             return
-        self._host_share = results[0].host_share
+        self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
         evicted = []
         for left, result in zip(together, results[1:], strict=False):
             if (
@@ -197,7 +203,7 @@ class Finder:
             if replaced is not None:
                 reason = f"{choice.words()} is {result.speedup:.2f}x faster"
                 self.conclude(replaced, "rejected", reason, on_top_of=without)
-            self.best = arm
+            self.best, self._step_ms = arm, result.step_ms
             if choice.id == "compile":
                 self.compile_s = result.compile_s
                 self._host_share = result.host_share
@@ -303,7 +309,12 @@ class Finder:
         )
 
     def _needless(self, choice: Choice) -> str:
-        """Why a mode of the compiler need not be tried after what the other showed."""
+        """Why what comes on top need not be tried after what was shown before."""
+        if choice.id == "sdpa-backend":
+            now = dataclasses.replace(self._job, step_ms=self._step_ms or self._job.step_ms)
+            predicted = BY_ID[choice.id].predict(now, choice.settings)
+            if predicted < _WORTH_COMPILING:
+                return f"of a step of {now.step_ms:.1f} ms it would save {100 * (1 - 1 / predicted):.1f} %"
         if choice.id != "compile":
             return ""
         if _with_graphs(choice):

@@ -16,7 +16,7 @@ from flatout.levers.job import JobFacts
 from flatout.records.errors import JobFailed
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
-from flatout.records.tuning import LeverTrial, Pace
+from flatout.records.tuning import LeverTrial, Pace, Rung
 from flatout.records.words import duration, memory_size
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
@@ -40,6 +40,7 @@ from flatout.tune.search import WORTH, Finder, Limits
 # Of the budget, whatever the proof will take.
 _FOR_THE_SEARCH = 0.5
 _FOR_ONE_COMPARISON = 0.1
+_FOR_THE_BATCH = 0.5
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -112,7 +113,15 @@ class _Tuner:
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
         with self._stage("batch size"):
-            larger = larger_batch(self._measurer, baseline, chosen, confirmed or as_written)
+            larger = larger_batch(
+                self._measurer,
+                baseline,
+                chosen,
+                confirmed or as_written,
+                uncompiled=_uncompiled(as_written, chosen, finder.ladder),
+                # On top of the budget, since it was asked for by name; but not without an end.
+                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
+            )
         if larger.note:
             self._notes.append(larger.note)
         if larger.choice is not None:
@@ -244,6 +253,19 @@ class _Tuner:
             return chosen, pace
         self._notes.append("in a process of its own the plan was no faster, so there is none")
         return (), None
+
+
+def _uncompiled(as_written: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:
+    """The pace of the plan without the compiler, which comes last: it is the rung before."""
+    if len(ladder) < 2 or len(ladder) != len(chosen) or chosen[-1].id != "compile":
+        return None
+    rung = ladder[-2]
+    rate = as_written.samples_per_s
+    return dataclasses.replace(
+        as_written,
+        step_ms=rung.step_ms,
+        samples_per_s=rate * rung.speedup if rate is not None else None,
+    )
 
 
 def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:

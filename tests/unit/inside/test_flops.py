@@ -194,7 +194,9 @@ def test_the_shape_of_attention_is_seen_fused_or_not(attention: str) -> None:
     model, batch = GPT(attention), tokens()
     count = start_counting(torch)
     model(batch).sum().backward()
-    assert count.stop().attention == (batch.shape[0], 4, batch.shape[1], batch.shape[1], 8)
+    totals = count.stop()
+    assert totals.attention == (batch.shape[0], 4, batch.shape[1], batch.shape[1], 8)
+    assert totals.attentions == len(model.blocks)
 
 
 @pytest.mark.parametrize("attention", ["by hand", "sdpa"])

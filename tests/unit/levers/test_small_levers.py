@@ -11,9 +11,24 @@ from flatout.levers.allocator import Allocator  # noqa: E402
 from flatout.levers.cpu_threads import CpuThreads  # noqa: E402
 from flatout.levers.job import JobFacts  # noqa: E402
 from flatout.levers.sdpa_backend import SdpaBackend  # noqa: E402
+from flatout.levers.tf32 import Tf32  # noqa: E402
 
 SCENE: Any = SimpleNamespace(torch=torch, device=torch.device("cpu"))
 GPU = {"device": "cuda:0", "device_shares": {"forward": 0.3, "backward": 0.6}}
+
+
+def test_tf32_leaves_the_switches_as_it_found_them() -> None:
+    def state() -> tuple[Any, ...]:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        # The compiler's cache tells "none" from "ieee".
+        return matmul.allow_tf32, getattr(matmul, "fp32_precision", None), cudnn.allow_tf32
+
+    before = state()
+    lever = Tf32(SimpleNamespace(torch=torch, device=torch.device("cuda")), {})  # type: ignore[arg-type]
+    lever.apply()
+    assert state()[0] is True
+    lever.undo()
+    assert state() == before
 
 
 def test_threads_are_set_and_put_back() -> None:
@@ -86,14 +101,15 @@ def test_an_attention_kernel_needs_attention_on_a_gpu() -> None:
 
 def test_only_the_attention_kernel_that_was_timed_to_be_faster_is_tried() -> None:
     def variants(times: dict[str, float]) -> Any:
-        job = JobFacts(habits={"operators": ["aten._softmax"], "attention_ms": times}, **GPU)  # type: ignore[arg-type]
+        habits = {"operators": ["aten._softmax"], "attention_ms": times, "attention_calls": 12}
+        job = JobFacts(habits=habits, step_ms=12.0, **GPU)  # type: ignore[arg-type]
         settings = SdpaBackend.variants(job)
         return settings, SdpaBackend.check(job), [SdpaBackend.predict(job, one) for one in settings]
 
     settings, reason, [predicted] = variants({"torch's choice": 0.4, "cudnn": 0.4, "flash": 0.2})
     assert settings == ({"first": "flash"},)
     assert not reason
-    assert 1.0 < predicted < 1.5
+    assert predicted == pytest.approx(1.25)
     settings, reason, _ = variants({"torch's choice": 0.300, "cudnn": 0.297, "flash": 0.4})
     assert not settings
     assert reason == "torch's own choice is the fastest for this shape: 0.300 ms"

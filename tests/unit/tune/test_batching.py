@@ -109,6 +109,9 @@ NOW = Pace(step_ms=1.0, samples_per_s=100.0, peak_bytes=4)
         ({8: 101}, None, "does not grow"),
         ({}, None, "out of memory"),
         ({8: 150, 16: 152, 32: 900}, 8, "no longer grows"),
+        # Twice the samples in hardly more time: the next size is four times as large.
+        ({8: 190, 32: 600, 128: 700, 256: 702}, 128, "no longer grows"),
+        ({8: 190, 16: 300}, 16, "out of memory"),
     ],
 )
 def test_sizes_are_doubled_up_to_the_knee(rates: dict[int, float], chosen: int | None, why: str) -> None:

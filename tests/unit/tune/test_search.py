@@ -1,5 +1,6 @@
 """The search finds what helps, also where levers depend on each other, and says why the others did not."""
 
+import dataclasses
 import math
 import random
 import time
@@ -169,6 +170,21 @@ def test_where_the_host_is_idle_plain_code_comes_first_and_graphs_need_no_try() 
 def test_graphs_that_fail_leave_plain_code_to_be_tried() -> None:
     world = World({"compile (default)": 0.8, "compile (reduce-overhead)": 1.2})
     assert names(searched(world)) == ["compile (default)"]
+
+
+@pytest.mark.parametrize(("saved_ms", "is_tried"), [(0.1, True), (0.01, False)])
+def test_an_attention_kernel_is_compiled_for_what_it_saves_of_the_tuned_step(
+    saved_ms: float, is_tried: bool
+) -> None:
+    habits = {
+        **GPU.habits,
+        "operators": ["aten._scaled_dot_product_flash_attention"],
+        "attention_ms": {"torch's choice": 0.3, "cudnn": 0.3 - saved_ms},
+        "attention_calls": 12,
+    }
+    world = World({"bf16": 0.4, "compile": 0.5, "sdpa-backend": 0.95})
+    finder = searched(world, dataclasses.replace(GPU, habits=habits))
+    assert ("sdpa-backend (cudnn)" in names(finder)) == is_tried
 
 
 def test_only_and_skip() -> None:
