@@ -57,7 +57,7 @@ def window_of(rank: RankSteps) -> Window:
         value if on_device and value is not None else wall
         for value, wall in zip(kept.device_ms(), walls, strict=True)
     ]
-    steady = find_steady(series, [bool(step["compiles"]) for step in kept.steps])
+    steady = find_steady(series, [bool(step["compiles"] or step["recordings"]) for step in kept.steps])
     start = steady.start if len(series) - steady.start >= 1 else max(0, len(series) - 1)
     chosen = kept.steps[start:]
     times = [value for value in (kept.device_ms()[start:] if on_device else series[start:]) if value]

@@ -41,6 +41,7 @@ _ZEROS = (
     "compile_ns",
     "compiles",
     "recompiles",
+    "recordings",
     "skipped_updates",
     "samples",
     "tokens",
@@ -238,6 +239,8 @@ def _count(step: Step, event: Event, samples: dict[int, int], tokens: dict[int, 
         step["compiles"] += 1
         step["recompiles"] += bool(event[3])
         step["compile_ns"] += event[2] - event[1]
+    elif kind == "recording":
+        step["recordings"] += 1
     elif kind == "skip":
         step["skipped_updates"] += 1
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _DYNAMO_CALLBACKS = "torch._dynamo.callback"
 _DYNAMO_UTILS = "torch._dynamo.utils"
+# Not a compilation: a CUDA graph of code that was compiled before is recorded, anew where addresses changed.
+_RECORDING = "CUDAGRAPH_RECORDING"
 
 
 class CompilerTap:
@@ -71,5 +73,9 @@ class CompilerTap:
         number = str(getattr(args[0], "compile_id", "")) if args else ""
         again = number.strip("[]").rpartition("/")[2].split("_")[0]
         now = clock()
+        if getattr(getattr(args[0] if args else None, "callback_trigger", None), "name", "") == _RECORDING:
+            self._session.log.add(("recording", self._started_ns or now, now))
+            self._started_ns = 0
+            return
         self._session.log.add(("compile", self._started_ns or now, now, again.isdigit() and int(again) > 0))
         self._started_ns = 0

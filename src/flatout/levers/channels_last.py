@@ -3,7 +3,7 @@
 from typing import Any
 
 from flatout.levers.job import JobFacts, amdahl
-from flatout.levers.lever import Call, Lever, Settings
+from flatout.levers.lever import Call, Lever, Scene, Settings
 
 
 class ChannelsLast(Lever):
@@ -35,22 +35,31 @@ class ChannelsLast(Lever):
         model = shares.get("forward", 0.0) + shares.get("backward", 0.0)
         return amdahl(model, 1.3 if job.products_dtype in ("bf16", "fp16", "tf32") else 1.1)
 
+    def __init__(self, scene: Scene, settings: Settings) -> None:
+        super().__init__(scene, settings)
+        # Parameters with the strides they had, and where they lay while it was on before.
+        self._found: list[tuple[Any, tuple[int, ...]]] = []
+        self._places: dict[Any, Any] = {}
+
     def apply(self) -> None:
         """Change the strides of every four-dimensional parameter; each remembers what it had."""
-        self._found: list[tuple[Any, tuple[int, ...]]] = []
         torch = self.scene.torch
         with torch.no_grad():
             for root in self.scene.roots():
                 for parameter in root.parameters():
                     if parameter.dim() == 4 and parameter.is_contiguous():
                         self._found.append((parameter, parameter.stride()))
-                        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                        last = self._places.pop(parameter, None)
+                        if last is None:
+                            last = torch.empty_like(parameter, memory_format=torch.channels_last)
+                        parameter.data = last.copy_(parameter.data)
 
     def undo(self) -> None:
-        """Put the strides back."""
+        """Put the strides back; the place is kept, since CUDA graphs that were recorded know it."""
         torch = self.scene.torch
         with torch.no_grad():
             for parameter, stride in self._found:
+                self._places[parameter] = parameter.data
                 plain = torch.empty_strided(
                     parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
                 )

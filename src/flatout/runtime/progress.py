@@ -79,7 +79,7 @@ class Progress:
             return True
         steps = self._lead()
         times = [_device_ms(step) or _wall_ms(step) for step in steps]
-        steady = find_steady(times, [bool(step["compiles"]) for step in steps])
+        steady = find_steady(times, [bool(step["compiles"] or step["recordings"]) for step in steps])
         kept = times[steady.start :]
         interval = median_interval(kept)
         return (

@@ -93,9 +93,10 @@ class Comparison:
             self._compiled_in[arm].add(len(self._blocks[arm]))
             if len(self._compiled_in[arm]) > _COMPILES_AT_MOST:
                 self.failed.setdefault(arm, "it compiles again and again: shapes or values keep changing")
-        if not step["compiles"]:
+        else:
             self._spent_ms += wall_ms
-        if in_block <= _settling(self.block_updates[arm]) or step["compiles"] or not self._blocks[arm]:
+        is_a_start = step["compiles"] or step["recordings"]
+        if in_block <= _settling(self.block_updates[arm]) or is_a_start or not self._blocks[arm]:
             return
         device = step.get("device_ms") if not step["evaluations"] else None
         self._blocks[arm][-1].append(device if device is not None else wall_ms)

@@ -14,7 +14,7 @@ from flatout.records.profile import Profile
 from flatout.records.tuning import LeverTrial
 from flatout.runtime.sweep import sweep_loader, workers_needed
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured
+from flatout.tune.pace import Measured, input_wait
 from flatout.tune.request import order_of
 from flatout.tune.search import Limits
 
@@ -84,8 +84,7 @@ class LoaderStage:
         nothing = LeverTrial(lever="loader", safety="resampled", verdict="skipped", reason="not needed")
         if profile is None or time.monotonic() > self._limits.deadline:
             return None, nothing
-        shares = {share.part: share.share for share in profile.waterfall}
-        waits = shares.get("input_wait", 0.0)
+        waits = input_wait(measured)
         if waits < _WAITS:
             return None, nothing
         facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})

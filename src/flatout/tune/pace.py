@@ -70,3 +70,10 @@ def faster(pace: Pace, speedup: float, like: Pace) -> Pace:
         gpu_busy_share=like.gpu_busy_share,
         peak_bytes=like.peak_bytes,
     )
+
+
+def input_wait(measured: Measured) -> float:
+    """The share of a step in which the loop waited for data."""
+    if measured.profile is None:
+        return 0.0
+    return sum(share.share for share in measured.profile.waterfall if share.part == "input_wait")

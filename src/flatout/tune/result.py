@@ -19,6 +19,8 @@ from flatout.tune.search import OUT_OF_TIME
 
 # Two measures of the same plan that differ by more than this are worth a word.
 _DISAGREE = 0.15
+# A plan whose steps wait for data for more than this goes as fast as the loader.
+_WAITS = 0.05
 _S_PER_HOUR = 3600
 
 
@@ -38,6 +40,8 @@ class Stages:
     as_written: Pace
     about: Mapping[str, Any]
     chosen: tuple[Choice, ...]
+    # The share of a step under the plan in which the loop waits for data.
+    input_wait: float
     # The plan without a larger batch, and with it, each in a process of its own; None where there is none.
     confirmed: Pace | None
     with_batch: Pace | None
@@ -123,6 +127,13 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     if [rung.lever for rung in ladder] != [choice.words() for choice in same_batch]:
         ladder = ()  # the guard took a rung out, and the others were measured with it
     elif ladder:
+        if stages.input_wait > _WAITS and alone < ladder[-1].speedup:
+            # By turns, batches that wait while one arm is slow serve the next: that is not for long.
+            ladder = capped(ladder, alone)
+            notes.append(
+                f"{stages.input_wait:.0%} of a step under the plan waits for data: "
+                f"the levers alone would allow {stages.ladder[-1].speedup:.2f}x"
+            )
         speedup = ladder[-1].speedup
         best = faster(as_written, speedup, confirmed)
         if abs(alone / speedup - 1) > _DISAGREE:
@@ -154,6 +165,17 @@ def _whole_ladder(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: 
         whole.insert(0, Rung(lever=loader.words(), step_ms=0.0, gain=by, speedup=by))
     # Times as of the baseline's own run: ratios are what was measured by turns.
     return tuple(dataclasses.replace(rung, step_ms=as_written.step_ms / rung.speedup) for rung in whole)
+
+
+def capped(ladder: Sequence[Rung], most: float) -> tuple[Rung, ...]:
+    """The rungs as far as the loader lets them go."""
+    rungs, below = [], 1.0
+    for rung in ladder:
+        speedup = min(rung.speedup, most)
+        step_ms = rung.step_ms * rung.speedup / speedup
+        rungs.append(dataclasses.replace(rung, speedup=speedup, gain=speedup / below, step_ms=step_ms))
+        below = speedup
+    return tuple(rungs)
 
 
 def _with_figures(rung: Rung, stages: Stages) -> Rung:

@@ -31,7 +31,7 @@ from flatout.tune.larger_batch import larger_batch
 from flatout.tune.lean import lean
 from flatout.tune.loading import LoaderStage, with_workers
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured, gain, pace_of
+from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
@@ -68,6 +68,7 @@ class _Tuner:
         self._notes: list[str] = []
         self._spent_s: dict[str, float] = {}
         self._answers: Answers = {}
+        self._input_wait = 0.0
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
@@ -134,6 +135,7 @@ class _Tuner:
                 as_written=as_written,
                 about=about,
                 chosen=chosen,
+                input_wait=self._input_wait,
                 confirmed=confirmed,
                 with_batch=larger.pace,
                 guard=guard,
@@ -237,6 +239,7 @@ class _Tuner:
             if chosen:
                 measured = self._measurer.measure("with less memory", chosen, as_written)
         pace = measured.pace
+        self._input_wait = input_wait(measured)
         if not chosen:
             return (), None
         if pace is None:

@@ -99,6 +99,7 @@ def step(**changes: Any) -> dict[str, Any]:
         "compile_ns": 0,
         "compiles": 0,
         "recompiles": 0,
+        "recordings": 0,
         "skipped_updates": 0,
         "samples": 8,
         "tokens": 0,

@@ -121,6 +121,7 @@ def test_collector_and_compiler_lie_across_the_parts_and_take_nothing_away() -> 
         ("collector", 12, 18),
         ("compile", 11, 40, False),
         ("compile", 41, 45, True),
+        ("recording", 46, 48),
         forward(10, 50),
         backward(50, 60),
         optimizer(60, 70),
@@ -128,6 +129,7 @@ def test_collector_and_compiler_lie_across_the_parts_and_take_nothing_away() -> 
     )
     assert (step["forward_ns"], step["collector_ns"]) == (40, 6)
     assert (step["compiles"], step["recompiles"], step["compile_ns"]) == (2, 1, 33)
+    assert step["recordings"] == 1
 
 
 # Steps ------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def steps(
     return [
         {
             "arm": (generation, arm), "in_block": start + number, "started_ns": 0, "ended_ns": int(ms * 1e6),
-            "evaluation_ns": 0, "evaluations": 0, "compiles": 0, **zero, **more,
+            "evaluation_ns": 0, "evaluations": 0, "compiles": 0, "recordings": 0, **zero, **more,
         }
         for number in range(count)
     ]  # fmt: skip
@@ -327,6 +327,16 @@ def test_an_arm_that_never_stops_compiling_has_failed() -> None:
         for step in [*steps(0, 8, 10.0), *steps(1, 1, 900.0, compiles=1), *steps(1, 7, 5.0, start=2)]:
             comparison.take(step)
     assert "again and again" in comparison.failed[1]
+
+
+def test_a_graph_that_is_recorded_again_in_every_block_is_no_failure_and_does_not_count() -> None:
+    comparison = Comparison(Ask(arms=((), (Choice(id="compile"),)), what=""), 1, [8, 8, 8])
+    for _ in range(8):
+        recorded = steps(1, 1, 900.0, start=3, recordings=1)
+        for step in [*steps(0, 8, 10.0), *steps(1, 2, 5.0), *recorded, *steps(1, 5, 5.0, start=4)]:
+            comparison.take(step)
+    assert comparison.failed == {}
+    assert comparison.results()[1].speedup == pytest.approx(2.0)
 
 
 def test_steps_of_another_question_do_not_count() -> None:
