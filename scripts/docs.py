@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.predictions import rows, table
 from flatout.cli.commands import COMMANDS
 from flatout.cli.main import cli
 from flatout.diagnose.catalogue import RULES
@@ -87,11 +88,28 @@ def levers_page() -> str:
     return "".join(parts)
 
 
+PREDICTIONS_INTRODUCTION = """# Predicted against measured
+
+Before a lever is tried, its gain is predicted from the baseline alone: what Amdahl's law and the device's peaks
+allow. What cannot matter is not tried. This is how good the predictions were in every tuning that is kept in
+[benchmarks/results](../benchmarks/results): medians by lever, negative where a lever gave more than was
+predicted. They are low on purpose where launches hold a job up, which shows only once the kernels are fast.
+Every `flatout tune` adds what it measured to a record on its own machine and shows it.
+
+"""
+
+
+def predictions_page() -> str:
+    """From the results that are kept."""
+    return HEAD + PREDICTIONS_INTRODUCTION + table(rows()) + "\n"
+
+
 PAGES = {
     "docs/commands.md": commands_page,
     "docs/checks.md": checks_page,
     "docs/findings.md": findings_page,
     "docs/levers.md": levers_page,
+    "docs/predictions.md": predictions_page,
 }
 
 

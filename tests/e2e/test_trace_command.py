@@ -1,4 +1,4 @@
-"""`flatout trace` as a user meets it, on traces that torch.profiler itself wrote."""
+"""`flatout trace` as a user meets it, on traces that torch.profiler itself wrote, and on those of Nsight."""
 
 import gzip
 import json
@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.e2e.conftest import Run
+from tests.fakes.nsight_compute import MEMORY, SM, TIME, raw_page
+from tests.fakes.nsight_systems import START_END, Export
 
 # torch's own, as its profiler starts and ends.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,3 +99,68 @@ def test_names_from_a_trace_are_inert(flatout: Run, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "[bold]" in done.stdout
     assert not any(text.startswith("second") for text in done.stdout.splitlines())
+
+
+@pytest.fixture
+def nsight(tmp_path: Path) -> tuple[str, str]:
+    """An export of nsys and a table of ncu, of the same three steps."""
+    export = Export()
+    for number in range(3):
+        export.range(f"step {number}", 10 * number, 10, eventType=START_END)
+        export.range("data", 10 * number, 2)
+        export.kernel("nvjet_sm90_tst_192x128", 10 * number + 2, 6)
+        export.call("cudaLaunchKernel_v7000", 10 * number + 1, 0.1)
+    counters = tmp_path / "kernels.csv"
+    counters.write_text(raw_page([("nvjet_sm90_tst_192x128", {SM: 81.0, MEMORY: 33.0, TIME: 6100.0})]))
+    return str(export.write(tmp_path / "report.sqlite")), str(counters)
+
+
+def test_what_nsys_exported_is_read_as_any_trace(flatout: Run, nsight: tuple[str, str]) -> None:
+    found = json.loads(flatout("trace", "--json", nsight[0]).stdout)
+    assert found["schema"] == "flatout.trace/1"
+    assert (found["steps"], found["device_name"]) == (3, "NVIDIA H200")
+    shares = {row["part"]: row["ms"] for row in found["waterfall"]}
+    assert shares == {"input_wait": 2.0, "launch_gap": 2.0, "matmul": 6.0}
+
+
+def test_counters_stand_beside_the_trace(flatout: Run, nsight: tuple[str, str]) -> None:
+    [found] = json.loads(flatout("trace", "--json", *nsight).stdout)["counters"]
+    assert (found["bound"], found["sm_share"], found["step_ms"]) == ("compute", 0.81, 6.0)
+    drawn = flatout("trace", *nsight, COLUMNS="120").stdout
+    assert "matmul, bound by compute" in drawn
+    assert "ms a step" in drawn
+    alone = flatout("trace", nsight[1], COLUMNS="100").stdout
+    assert "launches counted: 1, kernels: 1" in " ".join(alone.split())
+    narrow = flatout("trace", nsight[1], COLUMNS="60").stdout
+    assert "SMs 81 %, memory 33 %, bound by compute" in " ".join(narrow.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("report.nsys-rep", b"\x01\x02", "nsys export --type sqlite"),
+        ("report.sqlite", b"SQLite format 3\x00", "SQLite cannot read it"),
+        ("report.sqlite", b"", "empty"),
+        ("kernels.csv", b"a,b\n1,2\n", "no head of a table of ncu's"),
+    ],
+)
+def test_what_no_tool_wrote_is_said(
+    flatout: Run, tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    done = flatout("trace", str(path))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_page_is_written_where_it_was_asked_for(flatout: Run, real_trace: Path, tmp_path: Path) -> None:
+    done = flatout("trace", "--html", "page.html", str(real_trace))
+    assert done.returncode == 0, done.stderr
+    assert "the picture: page.html" in done.stderr
+    assert "Where the time goes" in (tmp_path / "page.html").read_text()
+    refused = flatout("trace", "--html", "no/such/page.html", str(real_trace))
+    assert refused.returncode == 2
+    assert "there is no folder 'no/such'" in refused.stderr

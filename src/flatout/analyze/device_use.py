@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.analyze.steps import RankSteps
-from flatout.records.device import DeviceSample
+from flatout.records.device import Device, DeviceSample
 from flatout.records.profile import DeviceUse
 
 _SHARES = ("kernel_running_share", "sm_active_share", "tensor_active_share", "memory_bandwidth_share")
 
 
 def device_use(
-    rank: RankSteps, chosen: Sequence[dict[str, Any]], samples: Sequence[DeviceSample]
+    rank: RankSteps,
+    chosen: Sequence[dict[str, Any]],
+    samples: Sequence[DeviceSample],
+    devices: Sequence[Device] = (),
 ) -> DeviceUse:
     """Means over the samples of this rank's GPU, taken between its first and its last chosen step."""
     uuid, zero = rank.about.get("device_uuid"), rank.about.get("unix_at_zero_s")
@@ -32,6 +35,7 @@ def device_use(
     means = {name: _mean(own, name) for name in (*_SHARES, "clock_compute_hz", "power_draw_mw")}
     hottest = [sample.temperature_c for sample in own if sample.temperature_c is not None]
     reasons = [sample.throttle_reasons for sample in own if sample.throttle_reasons is not None]
+    theirs = [device for device in devices if (device.uuid or "").endswith(uuid)]
     clock, power = means["clock_compute_hz"], means["power_draw_mw"]
     return DeviceUse(
         samples=len(own),
@@ -40,9 +44,18 @@ def device_use(
         power_draw_mw=round(power) if power is not None else None,
         temperature_max_c=max(hottest, default=None),
         throttle_reasons=tuple(sorted(set().union(*reasons) - {"idle"})) if reasons else None,
+        # A link that rests runs slower: what it reached counts.
+        pcie_generation=_most(own, "pcie_generation"),
+        pcie_width=_most(own, "pcie_width"),
+        pcie_generation_max=_most(theirs, "pcie_generation_max"),
+        pcie_width_max=_most(theirs, "pcie_width_max"),
         source=own[-1].activity_source,
         unknown={name: why for name, why in unknown.items() if name in DeviceUse.__dataclass_fields__},
     )
+
+
+def _most(values: Sequence[Any], name: str) -> int | None:
+    return max((value for one in values if (value := getattr(one, name)) is not None), default=None)
 
 
 def _mean(samples: Sequence[DeviceSample], name: str) -> float | None:

@@ -1,11 +1,14 @@
 """What a profile showed of a job, as levers and findings need to know it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.analyze.profile import Peaks
 from flatout.levers.job import JobFacts
 from flatout.records.profile import Profile
+
+# What a cross entropy is made of.
+_LOSS = ("aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::nll_loss")
 
 
 def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFacts:
@@ -15,6 +18,11 @@ def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFa
     habits["collector_share"] = profile.collector_ms / step_ms if step_ms else 0.0
     counted = about.get("flops") or {}
     habits["operators"] = counted.get("operators")
+    habits["attention_shape"] = counted.get("attention") or ()
+    habits["attention_calls"] = habits.get("attention_calls") or counted.get("attentions") or 0
+    habits["loss_bytes"] = _loss_bytes(counted.get("moves") or ())
+    if peaks.limits is not None:
+        habits["bytes_per_s"] = peaks.limits.measured.memory_bytes_per_s
     habits["allocation_retries"] = profile.memory.allocation_retries
     capability = habits.get("capability")
     use = profile.device_use
@@ -39,3 +47,8 @@ def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFa
         loaders=tuple(loader.settings for loader in profile.loaders),
         ranks=len(profile.ranks),
     )
+
+
+def _loss_bytes(moves: Sequence[Any]) -> int:
+    """What the softmax of a loss reads and writes in a step, forward and backward."""
+    return sum(moved * calls for name, _, moved, _, calls in moves if name.startswith(_LOSS))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.analyze.steps import NS_PER_MS
-from flatout.records.profile import Share, StepTimes
+from flatout.records.step import Share, StepTimes
 
 _HOST = ("loader", "copy", "forward", "backward", "clipping", "optimizer")
 _HOST_WORDS = {"loader": "input", "copy": "copies"}

@@ -1,6 +1,7 @@
 """From a trial's files to a `Profile`: the steady steps, where their time went, and how far from the peak."""
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,15 @@ from flatout.analyze.parts import device_parts, host_parts, waterfall
 from flatout.analyze.steady import Steady, find_steady, median_interval, percentile
 from flatout.analyze.steps import NS_PER_MS, RankSteps, read_ranks, read_workers
 from flatout.records.limits import Limits, RatedPeaks
-from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile, RankUse, StepTimes
+from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile, RankUse
+from flatout.records.step import StepTimes
 from flatout.records.trial import Trial
 
 _LIST_AT_MOST = 2000
+# Looks at memory that a slope needs, and the share of them that must be higher than the one before.
+_LOOKS_FOR_A_SLOPE = 5
+_RISES = 0.8
+_STARTING = -1
 # Below this share of steps with device times, the host's clock is the better witness.
 _ENOUGH_DEVICE_TIMES = 0.6
 
@@ -199,8 +205,22 @@ def _memory(steps: Sequence[dict[str, Any]], about: dict[str, Any], peaks: Peaks
         optimizer_bytes=holds.get("optimizer_bytes"),
         activation_bytes=max(0, allocated - sum(known)) if allocated is not None and holds else None,
         allocation_retries=most("allocation_retries"),
+        growth_bytes_per_step=growth(steps, on_gpu=allocated is not None),
         unknown=unknown,
     )
+
+
+def growth(steps: Sequence[dict[str, Any]], *, on_gpu: bool) -> float | None:
+    """Bytes that every step leaves behind: the slope over the later steps, where it goes nowhere but up."""
+    name = "allocated_bytes" if on_gpu else "host_bytes"
+    looks = [(number, step[name]) for number, step in enumerate(steps) if step.get(name) is not None]
+    looks = looks[len(looks) // 3 :]
+    if len(looks) < _LOOKS_FOR_A_SLOPE:
+        return None
+    rises = sum(later[1] > earlier[1] for earlier, later in itertools.pairwise(looks))
+    if rises < _RISES * (len(looks) - 1):
+        return 0.0
+    return float(looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
 
 
 def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:
@@ -224,6 +244,10 @@ def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:
         elif not entry["num_workers"] and without == 1 and rank.about.get("in_loop"):
             making = [rank.about["in_loop"]]
         found.append(_loader_use(entry, batches, wait_ns, making, sum(map(_training_ns, rank.steps))))
+    started, starting_ns = taken.get(_STARTING, (0, 0))
+    if len(found) == 1 and started:
+        # The first start belongs to no step that is timed; later ones come with every epoch.
+        found = [dataclasses.replace(found[0], starts=started, start_ms=starting_ns / started / NS_PER_MS)]
     return tuple(found)
 
 

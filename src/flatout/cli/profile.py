@@ -11,6 +11,7 @@ from flatout.cli.options import Output, common_options
 if TYPE_CHECKING:
     from flatout.records.finding import Finding
     from flatout.records.profile import Profile
+    from flatout.records.runs import RunFolder
 
 
 @click.command("profile", short_help=COMMANDS["profile"].purpose, context_settings=JOB_SETTINGS)
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 @click.option("--loader", is_flag=True, help="Also try DataLoader settings, each in the job itself.")
 @click.option("--seed", type=int, help="Seed all random generators at start, to compare runs.")
 @click.option("--nvtx", is_flag=True, help="NVTX ranges for epoch, data, forward, loss, backward, optimizer.")
+@click.option("--no-trace", is_flag=True, help="Don't record steps under torch's profiler at the end.")
+@click.option("--stacks", is_flag=True, help="Record Python's stacks too, for Perfetto and TensorBoard.")
+@click.option("--nsys", is_flag=True, help="Also some steps under Nsight Systems, as it sees them.")
+@click.option("--ncu", is_flag=True, help="Also one step under Nsight Compute: what binds each kernel.")
+@click.option("--against", metavar="RUN", help="Say what became slower since an earlier profile.")
 @click.option("--no-limits", is_flag=True, help="Don't measure the device's limits where none are kept.")
 @job_options
 @common_options
@@ -37,56 +43,118 @@ def command(
     loader: bool,
     seed: int | None,
     nvtx: bool,
+    no_trace: bool,
+    stacks: bool,
+    nsys: bool,
+    ncu: bool,
+    against: str | None,
     no_limits: bool,
     **job: Any,
 ) -> int:
     """Where a script's time goes, and how far it is from the device's limit.
 
     Runs the script, unchanged, for a few steps, and ends it at a step boundary. Nothing that it writes
-    reaches your files, and trackers stay offline. What was found is kept in .flatout/runs. Exits with 4 when
-    the script crashed, hung or left with an exit code of its own, also where its first steps could be shown.
+    reaches your files, and trackers stay offline. What was found is kept in .flatout/runs, with a page to
+    look at. Exits with 4 when the script crashed, hung or left with an exit code of its own, also where its
+    first steps could be shown.
 
     \b
     Examples:
       flatout profile train.py --lr 3e-4
       flatout profile --steps 50 train.py
       flatout profile --loader train.py
+      flatout profile --against 20261115-101500 train.py
+      flatout profile --nsys --ncu train.py
       flatout profile -m mypackage.train --config small.yaml
       flatout profile -- torchrun --nproc-per-node 2 train.py
       flatout profile --json train.py | jq .step_ms
     """
     import dataclasses
 
-    from flatout.records.errors import EXIT_DONE, EXIT_JOB
+    from flatout.records.errors import EXIT_DONE, EXIT_JOB, FlatoutError
     from flatout.report.profile import draw_profile
+    from flatout.report.trace import draw_trace
     from flatout.runtime.profiling import profile_job
     from flatout.runtime.sweep import sweep_loader
 
     request = request_for(
-        words, steps=steps, seconds=seconds, seed=seed, nvtx=nvtx, measure_limits=not no_limits, **job
+        words,
+        steps=steps,
+        seconds=seconds,
+        seed=seed,
+        nvtx=nvtx,
+        measure_limits=not no_limits,
+        record="" if no_trace else "stacks" if stacks else "kernels",
+        **job,
     )
+    earlier = _earlier(against) if against is not None else None
+    tools = [name for name, wanted in (("nsys", nsys), ("ncu", ncu)) if wanted]
+    outside = None
+    if tools:
+        from flatout.runtime.outside_tools import find_tool, look_from_outside
+
+        for tool in tools:
+            find_tool(tool)
     with new_run(output, "profile") as folder, output.progress("starting the script") as progress:
         profile = profile_job(request, folder.manifest.id, folder.path, progress)
-        profile = dataclasses.replace(profile, findings=_findings(profile))
-        folder.write("profile", 1, profile)
+        profile = _kept(dataclasses.replace(profile, findings=_findings(profile, earlier)), folder)
         if loader:
-            profile = sweep_loader(request, profile, folder.path, progress)
-            folder.write("profile", 1, profile)
+            profile = _kept(sweep_loader(request, profile, folder.path, progress), folder)
+        if tools:
+            try:
+                outside = look_from_outside(tools, request, profile, folder.path, progress)
+            except FlatoutError:
+                if not output.as_json:  # what was found without the tool is found
+                    draw_profile(profile, output.console())
+                raise
+            folder.write("trace", 1, outside)
     if output.as_json:
-        output.document("profile", 1, profile)
+        more = {"outside": outside} if outside is not None else {}
+        output.document("profile", 1, {**vars(profile), **more} if more else profile)
     else:
         draw_profile(profile, output.console())
+        if outside is not None:
+            output.console().print()
+            draw_trace(outside, output.console())
+        output.notice(f"the picture: {profile.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE if profile.trial.outcome in ("stopped", "ended") else EXIT_JOB
 
 
-def _findings(profile: "Profile") -> "tuple[Finding, ...]":
+def _kept(profile: "Profile", folder: "RunFolder") -> "Profile":
+    """The document first: a page that cannot be written must not cost a profile."""
+    import dataclasses
+
+    from flatout.records.atomic import write_atomically
+    from flatout.report.profile_page import profile_page
+
+    page = folder.path / "report.html"
+    unknown = {name: why for name, why in profile.unknown.items() if name != "report"}
+    profile = dataclasses.replace(profile, report=str(page), unknown=unknown)
+    folder.write("profile", 1, profile)
+    write_atomically(page, profile_page(profile).encode("utf-8", "replace"))
+    return profile
+
+
+def _earlier(run: str) -> "Profile":
+    """Before anything is run: a name that is wrong must not cost a profile."""
     from pathlib import Path
 
-    from flatout.analyze.steps import read_ranks
+    from flatout.records.places import PROJECT_FOLDER
+    from flatout.records.profile import Profile
+    from flatout.records.runs import find_run
+
+    return find_run(Path(PROJECT_FOLDER), run).read("profile", 1, Profile)
+
+
+def _findings(profile: "Profile", earlier: "Profile | None") -> "tuple[Finding, ...]":
+    from pathlib import Path
+
     from flatout.diagnose.engine import diagnose
     from flatout.runtime.peaks import peaks_for
+    from flatout.runtime.profiling import learned_in
 
-    about = read_ranks(Path(profile.trial.folder))[0].about
+    about = learned_in(Path(profile.trial.folder).parent)
     on_gpu = (profile.device or "").startswith("cuda")
-    return diagnose(profile, about, peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False))
+    peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
+    return diagnose(profile, about, peaks, earlier)

@@ -41,6 +41,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.records.profile import Profile
     from flatout.records.running import JobRun
     from flatout.records.runs import find_run
+    from flatout.records.trace import TraceSummary
     from flatout.records.tuning import Tuning
     from flatout.report.check import draw_check
     from flatout.report.doctor import draw_doctor
@@ -48,6 +49,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.report.profile import draw_profile
     from flatout.report.running import draw_run
     from flatout.report.runs import draw_run_header, draw_runs
+    from flatout.report.trace import draw_trace
     from flatout.report.tuning import draw_tuning
 
     if folder != Path(".flatout") and not folder.is_dir():
@@ -71,6 +73,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
         "doctor": (DoctorReport, lambda report, to: draw_doctor(report, to, problems_only=False)),
         "limits": (Limits, draw_limits),
         "profile": (Profile, draw_profile),
+        "trace": (TraceSummary, draw_trace),
         "check": (CheckReport, draw_check),
         "tune": (Tuning, draw_tuning),
         "job": (JobRun, draw_run),

@@ -11,23 +11,38 @@ from flatout.cli.options import Output, common_options
 @click.command("trace", short_help=COMMANDS["trace"].purpose)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of each table.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write a page with the picture."
+)
 @common_options
-def command(output: Output, files: tuple[Path, ...], top: int) -> int:
+def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None) -> int:
     """Where the time went, from traces that exist already.
 
-    Reads what torch.profiler writes (Chrome's JSON, plain or gzip), of any size; several files are several
-    ranks. Steps are those that profiler.step() marks; without marks, times are of the whole trace.
+    Reads what torch.profiler writes (Chrome's JSON, plain or gzip), of any size, and what Nsight Systems
+    exports (nsys export --type sqlite); several files are several ranks. Steps are those that profiler.step()
+    marks, or NVTX ranges "step N"; without marks, times are of the whole trace. What Nsight Compute prints
+    (ncu --csv) is shown beside them: what each kernel keeps busy, and what binds it.
 
     \b
     Examples:
       flatout trace trace.json
       flatout trace log/*.pt.trace.json.gz
+      flatout trace report.sqlite kernels.csv
+      flatout trace --html trace.html trace.json
       flatout trace --json trace.json | jq .waterfall
     """
     from flatout.analyze.trace.summary import summarize
-    from flatout.records.errors import EXIT_DONE
+    from flatout.records.atomic import write_atomically
+    from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.report.trace import draw_trace
+    from flatout.report.trace_page import trace_page
 
+    if html is not None and not html.parent.is_dir():
+        raise CallerMistake(
+            f"there is no folder {str(html.parent)!r} for the page",
+            expected="a file in a folder that exists",
+            remedy="--html trace.html",
+        )
     with output.progress("reading") as progress:
         found = summarize(
             list(files), on_read=lambda done, whole: progress("reading", done // 2**20, whole // 2**20)
@@ -36,4 +51,7 @@ def command(output: Output, files: tuple[Path, ...], top: int) -> int:
         output.document("trace", 1, found)
     else:
         draw_trace(found, output.console(), top=top)
+    if html is not None:
+        write_atomically(html, trace_page(found).encode("utf-8", "replace"))
+        output.notice(f"the picture: {html}")
     return EXIT_DONE

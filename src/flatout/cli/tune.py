@@ -89,7 +89,8 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     multiple=True,
     callback=_names,
     metavar="LEVERS",
-    help="A lever that changes the training, and that you want nevertheless: batch-size.",
+    help="Levers that change the training, and that you want nevertheless: batch-size, bf16-parameters, "
+    "fp16, fp8, optimizer-8bit.",
 )
 @click.option(
     "--resume",

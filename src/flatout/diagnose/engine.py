@@ -13,11 +13,14 @@ from flatout.records.profile import Profile
 _SEVERITIES = ("high", "medium", "low")
 
 
-def diagnose(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> tuple[Finding, ...]:
-    """Findings of a profile, what its session learned, and the peaks of its device."""
+def diagnose(
+    profile: Profile, about: Mapping[str, Any], peaks: Peaks, earlier: Profile | None = None
+) -> tuple[Finding, ...]:
+    """Findings of a profile, what its session learned, the peaks of its device, and an earlier profile."""
     places = (about.get("habits") or {}).get("where") or {}
     where = {name: (str(file), int(line)) for name, (file, line) in places.items()}
-    return findings_of(Seen(profile=profile, job=job_facts(profile, about, peaks), where=where))
+    job = job_facts(profile, about, peaks)
+    return findings_of(Seen(profile=profile, job=job, where=where, earlier=earlier))
 
 
 def findings_of(seen: Seen) -> tuple[Finding, ...]:

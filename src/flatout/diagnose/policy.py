@@ -12,6 +12,29 @@ WORTH_A_FINDING = 1.02
 # Of the device's memory.
 NEARLY_FULL = 0.92
 MOSTLY_EMPTY = 0.3
+# Reserved but not used, at the peak.
+FRAGMENTED = 0.2
+# What a step leaves behind, in bytes.
+LEAK_BYTES = 64 << 10
+# Kernels that take no longer than this are not worth a launch each, in microseconds.
+TINY_KERNEL_US = 5.0
+TINY_KERNELS = 500
+# Of a step.
+STALLS = 0.02
+MEMORY_BOUND = 0.3
+COMMUNICATION = 0.05
+LAYOUT = 0.02
+ATTENTION_BY_HAND = 0.05
+LARGE_LOSS = 0.05
+# Of the operations of all products.
+OFF_TENSOR_CORES = 0.1
+UNALIGNED = 0.05
+# A worker that is busy for so much of the time cannot make more.
+WORKERS_BUSY = 0.85
+# Milliseconds of Python for one sample.
+SLOW_SAMPLE_MS = 1.0
+# A step over that of an earlier run.
+REGRESSION = 1.05
 # Workers for each core that the job may use.
 TOO_MANY_WORKERS = 1.5
 # The slowest rank over the median of all.

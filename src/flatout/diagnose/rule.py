@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from flatout.diagnose import policy
@@ -19,6 +20,8 @@ class Seen:
     job: JobFacts
     # File and line of the user's source, by what happened there.
     where: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    # An earlier profile to compare with.
+    earlier: Profile | None = None
 
     def share(self, part: str) -> float:
         """A part's share of the step, in the waterfall."""
@@ -28,6 +31,17 @@ class Seen:
         """Where something happened in the user's source; nothing where that is not known."""
         found = self.where.get(name)
         return (Place(file=found[0], line=found[1]),) if found is not None else ()
+
+    def lines(self, *operators: str, at_most: int = 3) -> tuple[Place, ...]:
+        """The lines that call some operators most often."""
+        calls: Counter[tuple[str, int, str]] = Counter()
+        for one in self.profile.lines:
+            if one.operator in operators:
+                calls[one.file, one.line, one.function] += one.calls
+        return tuple(
+            Place(file=file, line=line, function=function)
+            for (file, line, function), _ in calls.most_common(at_most)
+        )
 
 
 Look = Callable[[Seen], Finding | None]

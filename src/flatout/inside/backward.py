@@ -77,6 +77,8 @@ class BackwardTap:
         """The loss as a number, or as a slot that the device will fill; None where there is no single one."""
         session = self._session
         session.ending.backward_begins()
+        if session.habits is not None:
+            session.guarded("habits", session.habits.backward_begins)
         if "backward" in session.failed:
             return None
         try:

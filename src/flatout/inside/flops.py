@@ -25,6 +25,7 @@ from typing import Any
 
 from flatout.inside.flop_formulas import FORMULAS, Arguments, Formula, Operator, tensors_in
 from flatout.inside.tap import Patch
+from flatout.inside.work import Work
 
 # Frames between an operator and whoever called it, that belong to neither.
 _BETWEEN = (__name__, "torch._ops", "torch._compile", "torch._dynamo", "torch.utils._python_dispatch")
@@ -50,6 +51,12 @@ class FlopTotals:
     """Of the largest attention, fused or written out: batch, heads, queries, keys, width of a head."""
     attentions: int = 0
     """How often such an attention was computed, forward."""
+    moves: list[list[Any]] = dataclasses.field(default_factory=list, compare=False)
+    """By operator, operations, bytes and kind of number: calls."""
+    products: list[list[Any]] = dataclasses.field(default_factory=list, compare=False)
+    """By operator, kind of number, products at once, m, n and k: calls."""
+    lines: list[list[Any]] = dataclasses.field(default_factory=list, compare=False)
+    """By operator, file, line and function: calls from there. Waits for the device count as operators."""
 
 
 def start_counting(torch: Any) -> "FlopCount":
@@ -79,6 +86,7 @@ class FlopCount:
         # Width, rows and columns of the last batched product: of queries and keys, where a softmax follows.
         self._scores: tuple[int, int, int] = (0, 0, 0)
         self._operators: dict[Any, Operator] = {}
+        self._work = Work(torch)
         self._registry = importlib.import_module("torch.utils.flop_counter").flop_registry
         fakes = importlib.import_module("torch._subclasses.fake_tensor")
         functional = importlib.import_module("torch._subclasses.functional_tensor")
@@ -91,6 +99,8 @@ class FlopCount:
             undo.callback(_CompilerOff(torch).end)
             self._blind_spots = _BlindSpots(torch, self._note)
             undo.callback(self._blind_spots.remove)
+            self._waits = _Waits(torch, self._work.called)
+            undo.callback(self._waits.remove)
             self._stack.put_at_the_bottom()
             undo.callback(self._stack.take_off)
             self._undo = undo.pop_all()
@@ -111,6 +121,9 @@ class FlopCount:
             seen,
             self._attention,
             self._attentions[self._attention],
+            self._work.moves(),
+            self._work.products(),
+            self._work.lines(),
         )
 
     def dispatch(self, func: Any, subclasses: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -136,7 +149,8 @@ class FlopCount:
             return self._run_without_formula(operator, kernel, args, kwargs)
         out = self._run(func, args, kwargs)
         arguments = {**dict(zip(operator.parameters, args, strict=False)), **kwargs}
-        self._count(operator.name, operator.formula, arguments, out)
+        flops = self._count(operator.name, operator.formula, arguments, out)
+        self._work.add(operator, args, kwargs, out, flops)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -149,6 +163,7 @@ class FlopCount:
         before = self._counted()
         if kernel is None:
             out = self._run(operator.func, args, kwargs)
+            self._work.add(operator, args, kwargs, out, 0)
         else:
             with self._stack.on_top():
                 out = operator.func.redispatch(kernel, *args, **kwargs)
@@ -180,13 +195,16 @@ class FlopCount:
 
         return opened
 
-    def _count(self, name: str, formula: Formula, arguments: Arguments, out: Any) -> None:
+    def _count(self, name: str, formula: Formula, arguments: Arguments, out: Any) -> int:
+        """Its operations; 0 where they cannot be had."""
         try:
             if any(_is_sparse(tensor) for tensor in tensors_in(self._torch, arguments)):
-                return self._note(name)
+                self._note(name)
+                return 0
             flops = formula(arguments, out)
         except Exception:  # noqa: BLE001 - a count that cannot be had never breaks a job
-            return self._note(name)
+            self._note(name)
+            return 0
         again = self._is_recomputation()
         # The engine runs a backward in a thread for each device.
         with self._lock:
@@ -194,7 +212,7 @@ class FlopCount:
                 self._recomputed_flops += flops
             else:
                 self._by_operator[_shown(name)] += flops
-        return None
+        return flops
 
     def _look_for_attention(self, name: str, args: Any) -> None:
         found: tuple[int, ...] = ()
@@ -359,6 +377,36 @@ class _BlindSpots:
             if not getattr(self._thread, "judged", False):
                 self._note(name.format(getattr(itself, "__name__", "kernel")))
             return real(itself, *args, **kwargs)
+
+        return Patch(owner, method, watched)
+
+
+class _Waits:
+    """Sees waits for a device that are no operator."""
+
+    def __init__(self, torch: Any, called: Any) -> None:
+        self._called = called
+        self._patches = [
+            self._watch(owner, method, name)
+            for owner, method, name in (
+                (torch.cuda, "synchronize", "cuda::synchronize"),
+                (torch.cuda.Stream, "synchronize", "cuda::stream_synchronize"),
+                (torch.cuda.Event, "synchronize", "cuda::event_synchronize"),
+            )
+        ]
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for patch in self._patches:
+            patch.undo()
+
+    def _watch(self, owner: Any, method: str, name: str) -> Patch:
+        real = getattr(owner, method)
+
+        @functools.wraps(real)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._called(name)
+            return real(*args, **kwargs)
 
         return Patch(owner, method, watched)
 

@@ -143,6 +143,8 @@ class ForwardTap:
     @unseen
     def _call(self, module: Any, number: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self._session
+        if session.ending.waits_for_a_call:
+            session.ending.call_begins()
         gradients = session.torch.is_grad_enabled()
         # In eval mode with gradients a call may train or evaluate: only what follows it tells.
         if gradients:

@@ -4,19 +4,28 @@ Looked at once, after the first updates; nothing is patched for it but autocast'
 through.
 """
 
+import importlib.metadata
+import importlib.util
 import os
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers import hugging_face, numa
 from flatout.levers.attention_kernels import time_kernels
+from flatout.levers.float8_layers import suits_float8
 from flatout.levers.fused_optimizer import supports_fused
+from flatout.levers.linear_cross_entropy import is_large_head
 from flatout.levers.places import users_place
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
+# What some levers need, and most environments do not have.
+_EXTRAS = ("liger_kernel", "torchao")
+_GRADIENTS_FROM, _GRADIENTS_OFTEN, _GRADIENTS_AT_MOST = 2, 2, 8
 _SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -38,6 +47,8 @@ class HabitsTap:
         self._chooses_attention = False
         self._attention_ms: dict[str, float] = {}
         self._attention_calls = 0
+        # What a backward pass found in place of last step's gradients, by update.
+        self._gradients: dict[int, str] = {}
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -74,6 +85,25 @@ class HabitsTap:
         """A loader gave the loop a batch."""
         self._uses.came(iterator, batch)
 
+    def backward_begins(self) -> None:
+        """What became of the last step's gradients. Two updates are looked at: that waits for the device."""
+        updates = self._session.updates
+        if (
+            updates < _GRADIENTS_FROM
+            or updates in self._gradients
+            or len(self._gradients) >= _GRADIENTS_OFTEN
+        ):
+            return
+        parameters = (
+            parameter
+            for optimizer in self._session.optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+        left = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        kept = any(bool(gradient.count_nonzero()) for gradient in left[:_GRADIENTS_AT_MOST])
+        self._gradients[updates] = "kept" if kept else "zeroed" if left else "none"
+
     def optimizer_made(self) -> None:
         """The script made an optimizer; the last one before training counts."""
         if "root_call" not in self._where:
@@ -106,6 +136,13 @@ class HabitsTap:
             and all(one.is_contiguous(memory_format=torch.channels_last) for one in images)
             and not all(one.is_contiguous() for one in images),
             "optimizers": [_optimizer(one) for one in optimizers],
+            "float8_layers": sum(suits_float8(torch, module) for module in modules),
+            "packages": _packages(),
+            "vocabulary": max(
+                (module.out_features for module in modules if is_large_head(module, torch)), default=0
+            ),
+            "numa": numa.describe(torch, self._session.device),
+            **hugging_face.describe(roots),
             "tf32": _tf32(torch),
             "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
             "deterministic": bool(torch.backends.cudnn.deterministic)
@@ -119,6 +156,8 @@ class HabitsTap:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "batch_uses": self._uses.describe(),
             "sdpa_kernel": self._chooses_attention,
+            "gradients": self._gradients_found(),
+            "graphs": self._graphs(),
             "attention_ms": self._attention_ms,
             "attention_calls": self._attention_calls,
             "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
@@ -136,6 +175,16 @@ class HabitsTap:
             for module in modules
         )
         return dropout or not self._session.on_gpu
+
+    def _gradients_found(self) -> str:
+        """The same both times, or nothing."""
+        found = set(self._gradients.values())
+        return found.pop() if len(found) == 1 else ""
+
+    def _graphs(self) -> int | None:
+        """How many graphs the compiler has made; None where nobody has loaded it."""
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+        return int(counters["stats"]["unique_graphs"]) if counters is not None else None
 
     def _compiles(self, roots: list[Any]) -> bool:
         """Whether the script has compiled anything: our own levers are not on in a baseline."""
@@ -189,6 +238,18 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
         "foreach": group.get("foreach"),
         "supports_fused": supports_fused(optimizer),
     }
+
+
+def _packages() -> dict[str, str]:
+    """Names and versions of extras that are installed, found without importing them."""
+    found = {}
+    for name in _EXTRAS:
+        if importlib.util.find_spec(name) is not None:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:  # a folder on the path, not a package of pip's
+                found[name] = ""
+    return found
 
 
 def _tf32(torch: Any) -> bool:

@@ -93,13 +93,15 @@ class Scene:
                 self._turn_on(key, one)
 
     def call_of(self, root: Any, as_written: Call) -> Call:
-        """The call of a root with whatever levers are on; evaluation runs as written."""
+        """The call of a root with whatever levers are on; evaluation runs as written, where that can be."""
         self._as_written[id(root)] = as_written
         grad_enabled, scene = self.torch.is_grad_enabled, self
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not scene._on or not grad_enabled() or not root.training:
+            if not scene._on:
                 return as_written(*args, **kwargs)
+            if not grad_enabled() or not root.training:
+                return scene._composed_for(root, remaking_alone=True)(*args, **kwargs)
             return scene._call(root, as_written, args, kwargs)
 
         return unseen(call)
@@ -134,12 +136,31 @@ class Scene:
             return result
         except Exception as error:  # noqa: BLE001 - a lever may fail alone
             self._put_random_state_back(random)
+            if any(lever.remakes for lever in self._on.values()):
+                return self._call_a_remade(root, as_written, args, kwargs, error)
             result = as_written(*args, **kwargs)  # where this raises too, the error is the script's own
             self._blame(error)
             return result
 
-    def _composed_for(self, root: Any) -> Call:
-        levers = sorted((item for item in self._on.items() if item[1].layer), key=lambda item: item[1].layer)
+    @unseen
+    def _call_a_remade(self, root: Any, as_written: Call, args: Any, kwargs: Any, error: Exception) -> Any:
+        """A call failed on a model that levers have remade: by them, or by others that are on?"""
+        random = self._random_state()
+        try:
+            result = self._composed_for(root, remaking_alone=True)(*args, **kwargs)
+        except Exception as second:  # noqa: BLE001 - a lever may fail alone
+            self._put_random_state_back(random)
+            for lever in [one for one in self._on.values() if one.remakes]:
+                self._take_off(lever, _words(second))
+            return as_written(*args, **kwargs)
+        self._blame(error)
+        return result
+
+    def _composed_for(self, root: Any, *, remaking_alone: bool = False) -> Call:
+        levers = sorted(
+            (item for item in self._on.items() if item[1].layer and (item[1].remakes or not remaking_alone)),
+            key=lambda item: item[1].layer,
+        )
         key = (id(root), tuple(name for name, _ in levers))
         call = self._composed.get(key)
         if call is None:
@@ -151,15 +172,14 @@ class Scene:
 
     def _blame(self, error: Exception) -> None:
         """A call failed that goes well as written: whoever came on last is the first suspect."""
-        words = str(error).strip().splitlines() or [""]
         if isinstance(error, Broken):
             named = self.is_on(error.lever)
             if named is not None:
-                self._take_off(named, words[0])
+                self._take_off(named, (str(error).strip().splitlines() or [""])[0])
                 return
-        suspects = [lever for lever in self._on.values() if lever.layer]
+        suspects = [lever for lever in self._on.values() if lever.layer and not lever.remakes]
         if suspects:
-            self._take_off(suspects[-1], f"{type(error).__name__}: {words[0][:300]}")
+            self._take_off(suspects[-1], _words(error))
 
     @contextlib.contextmanager
     def _dropping(self, lever: Lever) -> Iterator[None]:
@@ -192,6 +212,11 @@ class Scene:
         self.torch.set_rng_state(host)
         if device is not None:
             self.torch.cuda.set_rng_state(device, self.device)
+
+
+def _words(error: Exception) -> str:
+    words = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {words[0][:300]}"
 
 
 def _key(one: dict[str, Any]) -> str:

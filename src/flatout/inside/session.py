@@ -109,7 +109,7 @@ class Session:
             seed_everything(self.torch, self.order.seed)
         if self.order.nvtx:  # before the taps, which take it along
             try:
-                self.ranges = Ranges(self.torch)
+                self.ranges = Ranges(self.torch, capture_from=self.order.capture_from)
             except Exception as error:  # noqa: BLE001 - a torch without NVTX
                 self.fail("nvtx", error)
         for name in self.order.taps:
@@ -222,7 +222,7 @@ class Session:
         if self._compiler is not None:
             self._compiler.look()
         if self.ranges is not None:
-            self.ranges.start("step", f"step {updates + 1}")
+            self.ranges.step(updates + 1)
         self.busy = 0
         # A step that is closed late is no place to stop at, nor to begin to count: we are inside the next.
         if not late:
@@ -273,6 +273,11 @@ class Session:
         if self.habits is not None and steps is not None:
             self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
 
+    def optimizers(self) -> list[Any]:
+        """Every optimizer that has made an update."""
+        steps = self._tap("steps", StepsTap)
+        return steps.optimizers() if steps is not None else []
+
     def roots(self) -> list[Any]:
         """The modules that train."""
         forward = self._tap("forward", ForwardTap)
@@ -283,6 +288,8 @@ class Session:
     def stop(self) -> None:
         """End a trial at a step boundary, without running the user's `finally` blocks: they would save."""
         self.facts["ended"] = "stopped"
+        if self.ranges is not None:
+            self.ranges.end_capture()
         self.finish()
         if self._writer is not None:
             stopping.wait_for_other_ranks(self._writer.folder, self.rank_and_world_size()[1])
@@ -339,6 +346,10 @@ class Session:
             "pairing": self.pairing.describe() if self.pairing is not None else None,
             **self.facts,
         }
+
+    def folder(self) -> Path:
+        """Where this process leaves what it has seen."""
+        return self._running_writer().folder
 
     def _running_writer(self) -> EventWriter:
         if self._writer is None:

@@ -2,12 +2,9 @@
 
 from typing import Any
 
+from flatout.levers.float32_outputs import Float32Outputs
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Refused, Scene, Settings
-from flatout.levers.loss_function import loss_function
-from flatout.levers.loss_reading import Checks, goes_into_the_loss_alone, still_holds
-from flatout.levers.outputs import map_tensors
-from flatout.levers.places import users_frame
 
 
 class Bf16(Lever):
@@ -49,9 +46,7 @@ class Bf16(Lever):
 
     def __init__(self, scene: Scene, settings: Settings) -> None:
         super().__init__(scene, settings)
-        # By place in the script: what must hold there for the output to go into a loss alone, or None.
-        self._places: dict[tuple[Any, int], Checks | None] = {}
-        self._stands_around_the_loss = False
+        self._outputs = Float32Outputs(scene, self.id, self.layer, scene.torch.bfloat16)
 
     def apply(self) -> None:
         """Nothing to change yet; a plan from elsewhere may meet a device or script that it does not suit."""
@@ -63,49 +58,15 @@ class Bf16(Lever):
 
     def undo(self) -> None:
         """Leave torch's cross entropy alone."""
-        loss_function(self.scene.torch).take(self.id)
-        self._stands_around_the_loss = False
+        self._outputs.leave()
 
     def around(self, root: Any, call: Call) -> Call:
         """Autocast inside, float32 outside, unless the loss is all that comes after."""
-        torch, kind = self.scene.torch, self.scene.device.type
-        bf16, low, tensor_kind = torch.bfloat16, (torch.bfloat16, torch.float16), torch.Tensor
-
-        def in_float32(tensor: Any) -> Any:
-            return tensor.float() if tensor.dtype in low else tensor
+        torch, kind, outputs = self.scene.torch, self.scene.device.type, self._outputs
 
         def with_autocast(*args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(kind, dtype=bf16):
+            with torch.autocast(kind, dtype=torch.bfloat16):
                 result = call(*args, **kwargs)
-            if isinstance(result, tensor_kind) and self._loss_comes_next(root):
-                return result
-            return map_tensors(in_float32, result)
+            return outputs.given_back(root, result)
 
         return with_autocast
-
-    def _loss_comes_next(self, root: Any) -> bool:
-        frame = users_frame(self.scene.torch)
-        if frame is None:
-            return False
-        place = (frame.f_code, frame.f_lineno)
-        if place not in self._places:
-            self._places[place] = goes_into_the_loss_alone(frame, root, self.scene.torch)
-        checks = self._places[place]
-        if checks is None or not still_holds(checks, frame):
-            return False
-        if not self._stands_around_the_loss:
-            self._stands_around_the_loss = True
-            loss_function(self.scene.torch).put(self.id, self.layer, self._with_autocast)
-        return True
-
-    def _with_autocast(self, call: Call) -> Call:
-        torch, kind = self.scene.torch, self.scene.device.type
-        bf16 = torch.bfloat16
-
-        def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
-            if getattr(input, "dtype", None) is not bf16:
-                return call(input, *args, **kwargs)
-            with torch.autocast(kind, dtype=bf16):
-                return call(input, *args, **kwargs)
-
-        return cross_entropy

@@ -12,6 +12,11 @@ from flatout.levers.loss_function import loss_function
 
 # Elements of a loss's input: with fewer, what is launched costs more than what is read.
 _LARGE_LOSS = 1 << 22
+# By mode: the same with kernels chosen by timing them.
+_AUTOTUNED = {"default": "max-autotune-no-cudagraphs", "reduce-overhead": "max-autotune"}
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+# What the best of a dozen kernels gives over the first, of products and of what is fused with them.
+_TUNED_PRODUCTS = 1.08
 
 
 class Compile(Lever):
@@ -20,9 +25,11 @@ class Compile(Lever):
     Fuses what is bound by memory and by launches. `reduce-overhead` adds CUDA graphs, which take away what is
     left of the launches; it is refused where gradients are accumulated over several calls. The first step
     takes long: that time is recorded, and a plan whose compilation would not pay back within the job is not
-    chosen. A compilation that yields no graph counts as failed. A cross entropy over many classes that the
-    script computes outside of the model is compiled too: it then reads and writes its input once, where it
-    would do so five times. Evaluation runs as written.
+    chosen. `max-autotune` times a dozen kernels for each product, with graphs or without, whichever won: that
+    takes minutes, and is tried last, where the time allowed leaves room for it. A compilation that yields no
+    graph counts as failed. A cross entropy over many classes that the script computes outside of the model is
+    compiled too: it then reads and writes its input once, where it would do so five times. Evaluation runs as
+    written.
     """
 
     id = "compile"
@@ -53,15 +60,23 @@ class Compile(Lever):
         return ({"mode": "default"}, {"mode": "reduce-overhead"}) if graphs else ({"mode": "default"},)
 
     @classmethod
+    def autotuned(cls, job: JobFacts, settings: Settings) -> Settings | None:
+        """The same with kernels chosen by timing them; None where there is no choice of kernels."""
+        mode = _AUTOTUNED.get(settings.get("mode", "default"))
+        return {**settings, "mode": mode} if mode is not None and job.on_gpu else None
+
+    @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:
         """Products stay; of the rest of forward and backward about half goes away by fusion."""
         shares = job.device_shares or job.host_shares
         model = sum(shares.get(part, 0.0) for part in ("forward", "loss", "backward"))
         products = job.products_share(job.products_dtype) or 0.0
         rest = max(0.0, model - products)
-        if job.on_gpu and settings.get("mode") == "reduce-overhead" and job.busy_share is not None:
-            return amdahl(rest, 2.0) * amdahl(max(0.0, 1.0 - job.busy_share), 4.0)
-        return amdahl(rest, 2.0 if job.on_gpu else 1.3)
+        mode = settings.get("mode", "default")
+        tuned = amdahl(products, _TUNED_PRODUCTS) if mode in _AUTOTUNED.values() else 1.0
+        if job.on_gpu and mode in WITH_GRAPHS and job.busy_share is not None:
+            return tuned * amdahl(rest, 2.0) * amdahl(max(0.0, 1.0 - job.busy_share), 4.0)
+        return tuned * amdahl(rest, 2.0 if job.on_gpu else 1.3)
 
     def __init__(self, scene: Scene, settings: Settings) -> None:
         super().__init__(scene, settings)
@@ -104,7 +119,7 @@ class Compile(Lever):
             compiled = attention.insisting(rewriter, torch.compile(inner, backend=backend))
         else:
             compiled = torch.compile(inner, mode=None if mode == "default" else mode)
-        if mode not in ("reduce-overhead", "max-autotune"):
+        if mode not in WITH_GRAPHS:
             return self._insisting_on_a_graph(compiled)
         return self._insisting_on_a_graph(GraphOutputs(torch, compiled))
 

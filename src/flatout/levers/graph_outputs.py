@@ -53,7 +53,7 @@ class GraphOutputs:
         given: list[Any] = []
 
         def copied(tensor: Any) -> Any:
-            copy = tensor.clone()
+            copy = _copy(tensor)
             if copy.nbytes > _SMALL_BYTES:
                 self._lent.append(Lent(self._torch, tensor))
                 given.append(_memory(copy))
@@ -70,7 +70,7 @@ class GraphOutputs:
 
     def _keep(self, tensor: Any) -> Any:
         if self.copies_all or tensor.nbytes <= _SMALL_BYTES:
-            return tensor.clone()
+            return _copy(tensor)
         self._lent.append(Lent(self._torch, tensor))
         return tensor
 
@@ -108,6 +108,17 @@ class Lent:
         uses = self._uses(self._storage.cdata)
         tensor = self._tensor()
         return Held(sys.getrefcount(tensor) if tensor is not None else 0, uses)
+
+
+def _copy(tensor: Any) -> Any:
+    """A copy; of a tensor that repeats itself, of what it repeats."""
+    repeats = [place for place, stride in enumerate(tensor.stride()) if not stride]
+    if not repeats:
+        return tensor.clone()
+    shape = tensor.shape
+    for place in repeats:
+        tensor = tensor.narrow(place, 0, min(1, shape[place]))
+    return tensor.clone().expand(shape)
 
 
 def _memory(tensor: Any) -> Any:

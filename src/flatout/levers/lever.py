@@ -65,6 +65,13 @@ class Lever:
     switchable: ClassVar[bool] = True
     # Its place around the call of a root: higher is further out. 0: it has none.
     layer: ClassVar[int] = 0
+    # Whether the model is another one while it is on: evaluation goes through `around` too, and the model can
+    # be called as written only when it is off.
+    remakes: ClassVar[bool] = False
+    # Whether it is tried for the memory that it saves, unless it is asked for by name.
+    for_memory: ClassVar[bool] = False
+    # Ids of levers without which it does nothing.
+    needs: ClassVar[tuple[str, ...]] = ()
     # Ids of levers that must not be on beside it; of two that were kept, the faster stays.
     conflicts: ClassVar[tuple[str, ...]] = ()
 

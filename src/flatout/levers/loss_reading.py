@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-_FACTS = {"shape", "size", "dim", "ndim", "numel", "device", "requires_grad"}
+FACTS = {"shape", "size", "dim", "ndim", "numel", "device", "requires_grad"}
 _VIEWS = {"view", "reshape", "flatten", "transpose", "permute", "contiguous", "squeeze", "unsqueeze"}
 _SEES_ALL_NAMES = {"locals", "vars", "globals", "eval", "exec"}
+_OWN_SCOPE = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _MISSING = object()
 
 # A loss that is an object of the script's: its name in the source, and which object it was.
@@ -24,7 +25,7 @@ Checks = list[tuple[ast.expr, Any]]
 def goes_into_the_loss_alone(frame: FrameType, root: Any, torch: Any) -> Checks | None:
     """What must still hold whenever the frame comes here again; None where the output goes elsewhere."""
     try:
-        return _Reading(frame, root, torch).read()
+        return Reading(frame, root, torch).read()
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
@@ -47,14 +48,16 @@ def resolved(expression: ast.expr, frame: FrameType) -> Any:
     return _MISSING
 
 
-class _Reading:
+class Reading:
+    """One reading of the function that calls the model, at one line of it."""
+
     def __init__(self, frame: FrameType, root: Any, torch: Any) -> None:
         self._frame = frame
         self._root = root
         self._torch = torch
         code = frame.f_code
         tree = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
-        self._scope = _scope(tree, code, frame.f_lineno)
+        self._scope = scope_of(tree, code, frame.f_lineno)
         self._parents = {
             child: parent for parent in ast.walk(self._scope) for child in ast.iter_child_nodes(parent)
         }
@@ -62,6 +65,12 @@ class _Reading:
         self._checks: Checks = []
 
     def read(self) -> Checks | None:
+        """What must hold; None where the output goes elsewhere, or may."""
+        call = self._root_call()
+        return self._checks if call is not None and self._goes_into_the_loss(call) else None
+
+    def _root_call(self) -> ast.Call | None:
+        """The one call of the root at this line."""
         line = self._frame.f_lineno
         calls = [
             node
@@ -70,9 +79,7 @@ class _Reading:
             and node.lineno <= line <= (node.end_lineno or node.lineno)
             and self._is_root(resolved(node.func, self._frame))
         ]
-        if len(calls) != 1 or self._names_are_seen_elsewhere():
-            return None
-        return self._checks if self._goes_into_the_loss(calls[0]) else None
+        return calls[0] if len(calls) == 1 and not self._names_are_seen_elsewhere(calls[0]) else None
 
     def _is_root(self, value: Any) -> bool:
         if value is self._root:
@@ -80,18 +87,30 @@ class _Reading:
         wrapped = getattr(value, "__dict__", {}).get("_modules", {}).get("module")
         return wrapped is not None and wrapped is self._root
 
-    def _names_are_seen_elsewhere(self) -> bool:
+    def _names_are_seen_elsewhere(self, call: ast.Call) -> bool:
         return any(
             isinstance(node, ast.Global | ast.Nonlocal)
             or (isinstance(node, ast.Name) and node.id in _SEES_ALL_NAMES)
-            for node in ast.walk(self._scope)
+            for part in self._parts_from(call)
+            for node in ast.walk(part)
         )
+
+    def _parts_from(self, call: ast.Call) -> list[ast.AST]:
+        """What may run once the call has: of a file all but the statements before, which run once."""
+        if not isinstance(self._scope, ast.Module):
+            return [self._scope]
+        first = next(number for number, one in enumerate(self._scope.body) if call in ast.walk(one))
+        return [
+            one
+            for number, one in enumerate(self._scope.body)
+            if number >= first or isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
 
     def _goes_into_the_loss(self, value: ast.expr) -> bool:
         """Whether this expression's value ends in a loss, whichever way it takes."""
         parent = self._parents.get(value)
         if isinstance(parent, ast.Attribute):
-            if parent.attr in _FACTS:
+            if parent.attr in FACTS:
                 return True
             called = self._parents.get(parent)
             is_view = isinstance(called, ast.Call) and called.func is parent and parent.attr in _VIEWS
@@ -115,9 +134,7 @@ class _Reading:
         return all(self._goes_into_the_loss(use) for use in self._uses(name))
 
     def _uses(self, name: str) -> Iterator[ast.Name]:
-        for node in ast.walk(self._scope):
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-                yield node
+        return uses_of(name, self._scope, self._parents)
 
     def _is_loss(self, called: ast.expr) -> bool:
         """Cross entropy, as a function of torch's module or as an object of the script's."""
@@ -131,7 +148,55 @@ class _Reading:
         return True
 
 
-def _scope(tree: ast.Module, code: types.CodeType, line: int) -> ast.AST:
+def uses_of(name: str, scope: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.Name]:
+    """Where a name is read; `x += 1` reads it too, though Python's grammar calls that a store.
+
+    Functions inside that have a name of their own like it read that one.
+    """
+    for node in _outside_of_other_owners(name, scope):
+        if isinstance(node, ast.Name) and node.id == name:
+            is_augmented = isinstance(parents.get(node), ast.AugAssign) and not isinstance(node.ctx, ast.Del)
+            if isinstance(node.ctx, ast.Load) or is_augmented:
+                yield node
+
+
+def _outside_of_other_owners(name: str, scope: ast.AST) -> Iterator[ast.AST]:
+    todo: list[ast.AST] = [scope]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [one for one in ast.iter_child_nodes(node) if not _has_its_own(name, one)]
+
+
+def _has_its_own(name: str, node: ast.AST) -> bool:
+    """Whether a function binds a name itself; by its source, without what functions inside of it bind."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    arguments = node.args
+    named = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
+    if any(one is not None and one.arg == name for one in named):
+        return True
+    todo: list[ast.AST] = list(node.body)
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, ast.Global | ast.Nonlocal) and name in inner.names:
+            return False
+        if isinstance(inner, ast.Name) and inner.id == name and isinstance(inner.ctx, ast.Store):
+            return True
+        if not isinstance(
+            inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | _OWN_SCOPE
+        ):
+            todo += ast.iter_child_nodes(inner)
+    return False
+
+
+def scope_of(tree: ast.Module, code: types.CodeType, line: int) -> ast.AST:
     """The function that runs, or the whole file for code outside of any."""
     functions = [
         node

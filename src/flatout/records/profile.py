@@ -8,44 +8,10 @@ from typing import Any, Literal
 
 from flatout.records.finding import Finding
 from flatout.records.rated import Dtype
+from flatout.records.step import Share, StepTimes
+from flatout.records.trace import TraceSummary
 from flatout.records.trial import Trial
 from flatout.records.unknown import fill_reasons
-
-Part = Literal[
-    "input_wait",
-    "host_to_device",
-    "sync_stall",
-    "launch_gap",
-    "matmul",
-    "attention",
-    "memory_bound",
-    "optimizer",
-    "communication",
-    "other_gpu",
-    "host_compute",
-    "unattributed",
-]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Steady step times, with a 95 % interval of the median."""
-
-    p50: float
-    p95: float
-    mean: float
-    low: float
-    high: float
-    clock: Literal["device", "host"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """One part of a step."""
-
-    part: str
-    ms: float
-    share: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +50,8 @@ class MemoryUse:
     optimizer_bytes: int | None = None
     activation_bytes: int | None = None
     allocation_retries: int | None = None
+    # What each step leaves behind, where it does so steadily; 0 where it does not.
+    growth_bytes_per_step: float | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,6 +69,9 @@ class LoaderUse:
     load_ms: float | None = None
     collate_ms: float | None = None
     workers_busy_share: float | None = None
+    # How often an iterator was started while it trained, and how long each start took.
+    starts: int = 0
+    start_ms: float = 0.0
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,6 +117,11 @@ class DeviceUse:
     power_draw_mw: int | None = None
     temperature_max_c: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
+    # Of the link to the host: what it ran at, and what card and slot could do.
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
     source: str = ""
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -177,6 +153,60 @@ class RankUse:
 
     def __post_init__(self) -> None:
         fill_reasons(self, default="too few steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Floors:
+    """What a step would take at the device's measured limits, in milliseconds.
+
+    As written every operator runs alone, at the peak or at the bandwidth, whichever it needs longer for.
+    Ideally fused, what only moves numbers is done on the way: products, attention and the update are left.
+    """
+
+    as_written_ms: float | None = None
+    fused_ms: float | None = None
+    # Of the floor as written, the share of what only moves numbers.
+    moving_share: float | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="not known")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductShape:
+    """Products of one shape: so many at once, of m x k by k x n."""
+
+    operator: str
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    calls: int
+    # Of the operations of all products.
+    share: float
+    # Sizes that tensor cores cannot take as they are, with the size to pad to.
+    pad: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LineUse:
+    """How often a line of the source calls an operator in a step; in a backward, only as far as is known."""
+
+    operator: str
+    file: str
+    line: int
+    function: str
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryPoint:
+    """How much is allocated at an instant of a step."""
+
+    ms: float
+    allocated_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,6 +247,12 @@ class Profile:
     optimizers: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
     loader_sweep: LoaderSweep | None = None
+    # Of some steps under torch's profiler, after those that were timed.
+    trace: TraceSummary | None = None
+    floors: Floors = dataclasses.field(default_factory=Floors)
+    products: tuple[ProductShape, ...] = ()
+    lines: tuple[LineUse, ...] = ()
+    memory_timeline: tuple[MemoryPoint, ...] = ()
     findings: tuple[Finding, ...] = ()
     report: str | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)

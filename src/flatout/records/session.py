@@ -13,13 +13,15 @@ Read and written with the standard library alone: the user's environment may hol
         inspection.json           where the order asked for it: shapes, gradients, checksums
         guard.json                where the order asked for it: gradients and parameters, as sketches
         workers/<pid>.json        what a DataLoader worker spent its time on
+        rank<n>.pt.trace.json.gz  where the order asked for it: a few steps under torch's profiler
+        rank<n>-details.pt...     more of them, with shapes, memory, and Python's stacks if ordered
         stopped                   this rank has reached the update at which all stop
 """
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 # Names the order's file. Its presence arms the hook; without it the hook costs one look-up.
 SESSION_VARIABLE = "FLATOUT_SESSION"
@@ -40,6 +42,9 @@ ARM_FILE = "arm.txt"
 GUARD_FILE = "guard.json"
 STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"
+# So named that TensorBoard finds them.
+TRACE_FILE = "rank{rank}.pt.trace.json.gz"
+DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
 # Every tap by name; each can be left out, and each can fail alone.
 TAPS = (
@@ -73,8 +78,12 @@ class Order:
     inspect_updates: int = 0
     # After the last timed step of a trial, count the operations of one more.
     count_flops: bool = False
+    # After the last timed step of a trial, record some more under torch's profiler.
+    record: Literal["", "kernels", "stacks"] = ""
     # NVTX ranges for epoch, data, forward, loss, backward and optimizer.
     nvtx: bool = False
+    # With these, the step at which a profiler outside of the process (nsys, ncu) is to begin.
+    capture_from: int | None = None
     # DataLoader settings to use instead of the script's own (num_workers, pin_memory, ...).
     loader: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Levers that are on from the first training call: `{"id": ..., "settings": {...}}` each.

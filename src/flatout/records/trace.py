@@ -4,8 +4,9 @@ Times are milliseconds of one step, as everywhere; where no steps are marked, of
 """
 
 import dataclasses
+from typing import Literal
 
-from flatout.records.profile import Share, StepTimes
+from flatout.records.step import Share, StepTimes
 from flatout.records.unknown import fill_reasons
 
 
@@ -54,6 +55,35 @@ class SyncPoint:
         fill_reasons(self, default="the trace has no Python stacks: torch.profiler.profile(with_stack=True)")
 
 
+Bound = Literal["compute", "memory", "latency"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CounterUse:
+    """A kernel by the device's own counters, from ncu: what it keeps busy, and what therefore binds it."""
+
+    kernel: str
+    # Launches that were counted, and all their time; each ran alone, with nothing beside it.
+    calls: int
+    ms: float | None
+    # Of what multiprocessors, memory and tensor cores can do; warps, of those that fit.
+    sm_share: float | None
+    memory_share: float | None
+    tensor_share: float | None
+    occupancy: float | None
+    # Latency where it comes near neither limit: too few threads, or each waits for another.
+    bound: Bound | None
+    # Milliseconds of one step in the trace that was read beside it.
+    step_ms: float | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.step_ms is None:
+            reasons = {"step_ms": "no trace was read beside it, or it has no kernel of this name"}
+            object.__setattr__(self, "unknown", {**reasons, **self.unknown})
+        fill_reasons(self, default="ncu did not count it, or this device has no such counter")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """One file of several: how its rank went."""
@@ -89,6 +119,8 @@ class TraceSummary:
     tensor_core_share: float | None
     kernels_per_step: float | None
     ranks: tuple[RankTrace, ...] = ()
+    # By ncu; those that take most first.
+    counters: tuple[CounterUse, ...] = ()
     skipped_events: int = 0
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)

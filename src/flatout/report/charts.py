@@ -61,15 +61,17 @@ class Chart:
 class Axis:
     """Turns values into places, on a linear or a log scale."""
 
-    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool = False) -> None:
+    def __init__(
+        self, values: Iterable[float], start: float, end: float, *, log: bool = False, pad: float = 0.06
+    ) -> None:
         self._log = log
         self._start, self._end = start, end
         scaled = [self._scaled(value) for value in values]
         low, high = min(scaled), max(scaled)
         near = max(1e-9 * max(abs(low), abs(high)), SMALLEST)
         # Equal values are a line through the middle, not a division by nothing.
-        pad = 0.06 * (high - low) if high - low > near else (0.05 * abs(high) or 1e-3)
-        self._low, self._high = low - pad, high + pad
+        room = pad * (high - low) if high - low > near else (0.05 * abs(high) or 1e-3)
+        self._low, self._high = low - room, high + room
 
     def at(self, value: float) -> float:
         """The place of a value."""
@@ -138,7 +140,7 @@ def unbroken(values: Sequence[Any]) -> list[list[tuple[int, Any]]]:
     return [run for run in runs if run]
 
 
-def points(x: Axis, y: Axis, run: Sequence[tuple[int, float]]) -> str:
+def points(x: Axis, y: Axis, run: Sequence[tuple[float, float]]) -> str:
     """Steps and values as SVG points."""
     # A lone point is a line of no length, which round caps make visible.
     both = [f"{x.at(step)},{y.at(value)}" for step, value in run]

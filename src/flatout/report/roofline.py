@@ -3,11 +3,10 @@
 import dataclasses
 import math
 
-import jinja2
-
 from flatout.records.limits import Limits
-from flatout.records.words import byte_rate, duration, flop_rate, memory_size, percent, three_digits
+from flatout.records.words import three_digits
 from flatout.report.limits import operations
+from flatout.report.page import environment
 
 # The plot's area in the SVG's own units; the page scales it.
 LEFT, TOP, WIDTH, HEIGHT = 92.0, 18.0, 770.0, 400.0
@@ -91,22 +90,20 @@ def _decade(power: int) -> str:
 
 def limits_page(limits: Limits) -> str:
     """One self-contained HTML page: no script, no network, light and dark."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flatout.report"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters.update(
-        byte_rate=byte_rate, duration=duration, flop_rate=flop_rate, memory_size=memory_size, percent=percent
-    )
     roofs, plot, cpu = _roofs(limits)
-    return environment.get_template("limits.html.j2").render(
-        limits=limits,
-        roofs=roofs,
-        cpu_points=cpu,
-        rate_ticks=plot.rate_ticks(),
-        intensity_ticks=plot.intensity_ticks(),
-        area={"left": LEFT, "top": TOP, "right": LEFT + WIDTH, "bottom": TOP + HEIGHT},
-        operations=operations,
-        colours=_COLOURS,
+    return (
+        environment()
+        .get_template("limits.html.j2")
+        .render(
+            limits=limits,
+            roofs=roofs,
+            cpu_points=cpu,
+            rate_ticks=plot.rate_ticks(),
+            intensity_ticks=plot.intensity_ticks(),
+            area={"left": LEFT, "top": TOP, "right": LEFT + WIDTH, "bottom": TOP + HEIGHT},
+            operations=operations,
+            colours=_COLOURS,
+        )
     )
 
 

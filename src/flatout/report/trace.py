@@ -1,55 +1,31 @@
 """`trace` for a terminal: the step, where it goes, kernels, operators, and where the host waits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from flatout.records.trace import TraceSummary
+from flatout.records.trace import CounterUse, TraceSummary
 from flatout.records.words import percent, three_digits
+from flatout.report.kernels import NAME_AT_MOST, draw_kernels, draw_operators, draw_waits, short_name
+from flatout.report.parts import draw_parts
 from flatout.report.plain import inert, is_narrow, line
-from flatout.report.profile import draw_parts
 
 # What a table needs beside the names.
-_BESIDE_NAMES = 46
-_NAME_AT_MOST = 100
+_BESIDE_COUNTERS = 60
 
 
 def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
     """Print it all; as many rows of each table as `top`."""
-    for text in _headlines(found):
+    for text in trace_headlines(found):
         console.print(line(text, "bold"))
     console.print()
     if found.waterfall:
         draw_parts("where the time goes", found.waterfall, console)
-    columns = ("", "calls", "ms", "us each")
-    kernels = [
-        (
-            one.name,
-            three_digits(one.calls),
-            three_digits(one.ms),
-            three_digits(one.mean_us),
-            one.share,
-            one.kind,
-        )
-        for one in found.kernels[:top]
-    ]
-    _draw("kernels", columns, kernels, console)
-    operators = [
-        (one.name, three_digits(one.calls), three_digits(one.ms), "", one.share, "")
-        for one in found.operators[:top]
-    ]
-    heads = ("", "kernels" if found.kernels else "calls", "ms", "")
-    _draw("operators", heads, operators, console)
-    for sync in found.syncs[:top]:
-        called = f" in {sync.operator}" if sync.operator else ""
-        place = f" at {sync.where}" if sync.where else ""
-        console.print(
-            line(
-                f"the host waits: {sync.call}{called}{place}, {three_digits(sync.count)} times a step, "
-                f"{three_digits(sync.host_ms)} ms; the device then idles for {three_digits(sync.stall_ms)} ms"
-            )
-        )
+    draw_kernels(found, console, top=top)
+    draw_operators(found, console, top=top)
+    _draw_counters(found.counters[:top], console)
+    draw_waits(found.syncs, console, top=top)
     for rank in found.ranks:
         who = f"rank {rank.rank}" if rank.rank is not None else rank.file
         parts = [f"{three_digits(rank.step_ms)} ms a step"] if rank.step_ms is not None else []
@@ -62,9 +38,13 @@ def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
         console.print(line(note, "dim"))
 
 
-def _headlines(found: TraceSummary) -> list[str]:
-    files = f"{len(found.files)} traces" if len(found.files) > 1 else found.files[0]
+def trace_headlines(found: TraceSummary) -> list[str]:
+    """What was read, and the pace that it shows."""
+    files = f"{len(found.files)} files" if len(found.files) > 1 else found.files[0]
     where = f" on {found.device_name}" if found.device_name else ""
+    if not found.events and found.counters:
+        launches = sum(one.calls for one in found.counters)
+        return [f"{files}: launches counted: {launches:,}, kernels: {len(found.counters):,}"]
     first = f"{files}{where}: {found.events:,} events"
     if found.step_ms is None:
         return [first, found.unknown["step_ms"]]
@@ -77,33 +57,41 @@ def _headlines(found: TraceSummary) -> list[str]:
     return [first, pace]
 
 
-def _draw(
-    title: str,
-    heads: Sequence[str],
-    rows: Sequence[tuple[str, str, str, str, float, str]],
-    console: Console,
-) -> None:
-    if not rows:
+def _draw_counters(counters: Sequence[CounterUse], console: Console) -> None:
+    """What each kernel keeps busy, and what binds it."""
+    if not counters:
         return
+    beside = any(one.step_ms is not None for one in counters)
+    rows = [
+        (
+            one.kernel,
+            _or_unknown(three_digits, one.step_ms if beside else one.ms),
+            *(
+                _or_unknown(percent, share)
+                for share in (one.sm_share, one.memory_share, one.tensor_share, one.occupancy)
+            ),
+            one.bound or "?",
+        )
+        for one in counters
+    ]
+    heads = ("ms a step" if beside else "ms", "SMs", "memory", "tensor", "warps", "bound by")
     if is_narrow(console):
-        console.print(line(title, "dim"))
-        for name, calls, ms, *_ in rows:
-            console.print(line(f"{_short(name)}: {ms} ms, {calls} {heads[1]}"))
+        console.print(line("kernels by counters", "dim"))
+        for name, _, sms, memory, _, _, what in rows:
+            console.print(line(f"{short_name(name)}: SMs {sms}, memory {memory}, bound by {what}"))
         console.print()
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    width = max(20, min(_NAME_AT_MOST, console.width - _BESIDE_NAMES))
-    table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width)
-    for head in (*heads[1:], "share"):
+    width = max(20, min(NAME_AT_MOST, console.width - _BESIDE_COUNTERS))
+    table.add_column("kernels by counters", no_wrap=True, overflow="ellipsis", max_width=width)
+    for head in heads[:-1]:
         table.add_column(head, justify="right", no_wrap=True, min_width=5)
-    table.add_column("", no_wrap=True)
-    for name, calls, ms, each, share, kind in rows:
-        table.add_row(inert(_short(name)), calls, ms, each, percent(share), inert(kind))
+    table.add_column(heads[-1], no_wrap=True)
+    for name, *cells in rows:
+        table.add_row(inert(short_name(name)), *map(inert, cells))
     console.print(table)
     console.print()
 
 
-def _short(name: str) -> str:
-    """Without what all of them begin with."""
-    plain = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
-    return plain if len(plain) <= _NAME_AT_MOST else plain[: _NAME_AT_MOST - 1] + "…"
+def _or_unknown(words: Callable[[float], str], value: float | None) -> str:
+    return words(value) if value is not None else "?"

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
-
 from flatout.records.tuning import LeverTrial, Pace, Tuning
 from flatout.records.words import duration, memory_size, percent, three_digits, with_settings
 from flatout.report.charts import (
@@ -19,10 +17,10 @@ from flatout.report.charts import (
     drawable,
     labelled,
     positive,
-    short,
 )
+from flatout.report.figures import times
 from flatout.report.guard_evidence import evidence_lines, loss_charts
-from flatout.report.plain import inert
+from flatout.report.page import environment
 
 # A bar's own units; the page stretches it to the room there is.
 BAR_SPAN, BAR_HEIGHT = 1000.0, 20.0
@@ -67,16 +65,11 @@ class Row:
 
 def tuning_page(tuning: Tuning) -> str:
     """One self-contained HTML page: no script, no network, light and dark."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("flatout.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_harmless,
-    )
-    environment.filters.update(span=_span, times=_times, percent=percent, short=short)
+    templates = environment()
+    templates.filters.update(span=_span)
     has_gain = bool(tuning.ladder) or tuning.speedup != 1.0
     trials = sorted(tuning.trials, key=lambda trial: _VERDICTS.index(trial.verdict))
-    return environment.get_template("tuning.html.j2").render(
+    return templates.get_template("tuning.html.j2").render(
         tuning=tuning,
         command=f"flatout tune {tuning.typed}" if tuning.typed else shlex.join(tuning.command),
         is_long=len(tuning.summary) > _LONG_SUMMARY,
@@ -112,15 +105,15 @@ def waterfall(tuning: Tuning) -> list[Bar]:
         gone = max(0.0, round(BAR_SPAN * before / longest - left, 2))
         return Bar(kind, name, left, gone, _time(ms), gain, total)
 
-    bars = [bar("written", "as written", tuning.baseline.step_ms, 0.0, "", _times(1.0) if has_gain else "")]
+    bars = [bar("written", "as written", tuning.baseline.step_ms, 0.0, "", times(1.0) if has_gain else "")]
     before = written
     for rung in tuning.ladder:
         bars.append(
-            bar("rung", f"+ {rung.lever}", rung.step_ms, before, _times(rung.gain), _times(rung.speedup))
+            bar("rung", f"+ {rung.lever}", rung.step_ms, before, times(rung.gain), times(rung.speedup))
         )
         before = _length(rung.step_ms)
     if has_gain:
-        bars.append(bar("plan", "with the plan", tuning.best.step_ms, written, "", _times(tuning.speedup)))
+        bars.append(bar("plan", "with the plan", tuning.best.step_ms, written, "", times(tuning.speedup)))
     return bars
 
 
@@ -207,7 +200,7 @@ def scatter(trials: Sequence[LeverTrial]) -> Chart | None:
             x=x.at(predicted),
             y=y.at(measured),
             verdict=trial.verdict,
-            title=f"{_name(trial)}: predicted {_times(predicted)}, measured {_times(measured)}",
+            title=f"{_name(trial)}: predicted {times(predicted)}, measured {times(measured)}",
             whisker=(y.at(between[0]), y.at(between[1])) if between is not None else None,
             label=_name(trial),
             label_x=0.0,
@@ -276,12 +269,3 @@ def _span(seconds: float) -> str:
         if seconds >= 5 * size:
             return f"{three_digits(seconds / size)} {unit}"
     return f"{seconds:.0f} s" if seconds >= 10 else duration(seconds)
-
-
-def _times(value: float | None) -> str:
-    return f"{value:.2f}x" if value is not None and math.isfinite(value) else ""
-
-
-def _harmless(value: Any) -> Any:
-    """Control characters of others as escapes; what jinja has made itself stays."""
-    return inert(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flatout.analyze.device_use import device_use
 from flatout.analyze.profile import build_profile, window_of
+from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
 from flatout.records.errors import JobFailed
 from flatout.records.profile import Profile
@@ -19,6 +20,8 @@ from flatout.runtime.samples import DeviceSampler
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 
 TRIALS_FOLDER = "trials"
+# Updates that a script must make for recordings and a count after the second of them.
+_ENOUGH_TO_RECORD = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class ProfileRequest:
     seed: int | None = None
     nvtx: bool = False
     measure_limits: bool = True
+    # Record some steps under torch's profiler, after those that are timed.
+    record: Literal["", "kernels", "stacks"] = ""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # More for the session: taps, levers.
     order: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,6 +55,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         stop=request.stop_rule(),
         order={
             "count_flops": True,
+            "record": request.record,
             "seed": request.seed,
             "nvtx": request.nvtx,
             "taps": [*TAPS, "habits"],
@@ -66,7 +72,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         devices = sampler.devices
     insist_on_updates(trial, place)
     if trial.outcome == "ended" and trial.updates > 2:
-        _count_apart(plan, folder, on_progress)
+        _look_apart(plan, folder, on_progress, recording=trial.updates >= _ENOUGH_TO_RECORD)
     lead = read_ranks(place)[0]
     on_gpu = str(lead.about.get("device", "cpu")).startswith("cuda")
     peaks = peaks_for(
@@ -76,14 +82,27 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         devices=devices if on_gpu else None,
         on_stage=_prefixed(on_progress, "this device's limits, once: "),
     )
-    use = device_use(lead, window_of(lead).chosen, sampler.samples)
+    use = device_use(lead, window_of(lead).chosen, sampler.samples, devices)
     counted = folder / TRIALS_FOLDER / "2-count"
-    return build_profile(run, trial, place, peaks, use, counted_in=counted if counted.exists() else None)
+    counted_in = counted if counted.exists() else None
+    profile = build_profile(run, trial, place, peaks, use, counted_in=counted_in)
+    recorded_in = place if counted_in is None or recordings(place) else counted_in
+    return with_recordings(profile, recorded_in, learned_in(place.parent), peaks)
 
 
-def _count_apart(plan: TrialPlan, folder: Path, on_progress: OnProgress) -> None:
-    """A script that came to its own end could not be asked for one more step: count in a trial of its own."""
-    counting = dataclasses.replace(plan, name="counting", stop=StopRule(updates=2))
+def learned_in(trials: Path) -> dict[str, Any]:
+    """What the session of a profile learned; operations may have been counted in a trial of their own."""
+    about = read_ranks(trials / "1-profile")[0].about
+    counted = trials / "2-count"
+    if "flops" not in about and counted.exists():
+        about = {**about, "flops": read_ranks(counted)[0].about.get("flops") or {}}
+    return about
+
+
+def _look_apart(plan: TrialPlan, folder: Path, on_progress: OnProgress, *, recording: bool) -> None:
+    """A script that came to its own end could not be asked for more steps: look in a trial of its own."""
+    order = plan.order if recording else {**plan.order, "record": ""}
+    counting = dataclasses.replace(plan, name="counting", stop=StopRule(updates=2), order=order)
     run_trial(counting, folder / TRIALS_FOLDER / "2-count", on_progress=on_progress)
 
 

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Sequence
 
+from flatout.levers.catalogue import BY_ID
 from flatout.records.plan import Choice
 from flatout.records.tuning import Pace
 from flatout.records.words import memory_size
 from flatout.tune.arms import ArmResult
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured
-from flatout.tune.search import OUT_OF_TIME, Finder, conflict
+from flatout.tune.search import OUT_OF_TIME, Finder, conflict, ordered
 
 # It may cost so much time, and each lever must save so much memory.
 _SLOWER_AT_MOST = 0.05
@@ -30,7 +31,13 @@ def lean(
         if any(one.id == choice.id or conflict(one, choice) for one in found):
             finder.conclude(choice, "skipped", "another setting of it, or what conflicts with it, is in")
             continue
-        measured = measurer.measure(f"memory with {choice.words()}", (*found, choice), as_written)
+        needed = _needed(choice, found, candidates)
+        if needed is None:
+            reason = f"it does nothing without {' and '.join(BY_ID[choice.id].needs)}, which cannot be tried"
+            finder.conclude(choice, "skipped", reason)
+            continue
+        together = ordered((*found, *needed, choice))
+        measured = measurer.measure(f"memory with {choice.words()}", together, as_written)
         pace = measured.pace
         if pace is None:
             finder.conclude(choice, "failed", f"the run ended as {measured.outcome!r}")
@@ -47,5 +54,15 @@ def lean(
             finder.conclude(choice, "rejected", f"{words}, but {slower:.2f}x", measured_result, found)
         else:
             finder.conclude(choice, "kept", f"{less:.0%} less: {words}", measured_result, found)
-            best, found, last = pace, (*found, choice), measured
+            for one in needed:
+                finder.conclude(one, "kept", f"for {choice.words()}", on_top_of=found)
+            best, found, last = pace, together, measured
     return found, last
+
+
+def _needed(choice: Choice, found: Sequence[Choice], candidates: Sequence[Choice]) -> list[Choice] | None:
+    """What must come on with it and is not on; None where that is not to be had."""
+    missing = [name for name in BY_ID[choice.id].needs if all(one.id != name for one in found)]
+    plain = [next((one for one in candidates if one.id == name), None) for name in missing]
+    chosen = [one for one in plain if one is not None]
+    return chosen if len(chosen) == len(missing) else None

@@ -39,6 +39,17 @@ _SNIPPETS = {
         "order = [SDPBackend.{kernel}, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]\n"
         "with sdpa_kernel(order, set_priority=True):  # around the model's call\n    ..."
     ),
+    "hf-switches": 'model.set_attn_implementation("sdpa")  # and use_cache=False in calls that train',
+    "hf-checkpointing": "model.gradient_checkpointing_enable()",
+    "liger": (
+        "from liger_kernel.transformers import apply_liger_kernel_to_llama  # or that of your model\n"
+        "apply_liger_kernel_to_llama(model=model, fused_linear_cross_entropy=False)"
+    ),
+    "activation-budget": (
+        "import torch._functorch.config\n"
+        "torch._functorch.config.activation_memory_budget = {budget}  # before anything is compiled"
+    ),
+    "thread-affinity": "os.sched_setaffinity(0, cores)  # those of the GPU's NUMA node: nvidia-smi topo -m",
     "cpu-threads": "torch.set_num_threads({threads})",
     "allocator": "PYTORCH_ALLOC_CONF=expandable_segments:True python ...  # in the environment",
     "batch-size": "{command}",
@@ -165,6 +176,7 @@ def _snippet(choice: Choice, device: str) -> str:
         mode="" if mode == "default" else f', mode="{mode}"',
         settings=", ".join(f"{name}={value!r}" for name, value in choice.settings.items()),
         threads=choice.settings.get("threads"),
+        budget=choice.settings.get("budget"),
         kernel=_KERNELS.get(choice.settings.get("first", ""), ""),
         command=_how_to_set_the_batch(choice),
     )

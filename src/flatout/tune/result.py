@@ -129,11 +129,11 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     elif ladder:
         if stages.input_wait > _WAITS and alone < ladder[-1].speedup:
             # By turns, batches that wait while one arm is slow serve the next: that is not for long.
-            ladder = capped(ladder, alone)
             notes.append(
                 f"{stages.input_wait:.0%} of a step under the plan waits for data: "
-                f"the levers alone would allow {stages.ladder[-1].speedup:.2f}x"
+                f"the levers alone would allow {ladder[-1].speedup:.2f}x"
             )
+            ladder = capped(ladder, alone)
         speedup = ladder[-1].speedup
         best = faster(as_written, speedup, confirmed)
         if abs(alone / speedup - 1) > _DISAGREE:

@@ -2,8 +2,8 @@
 
 It runs as a generator. What it yields is a comparison that it wants; what it is sent is what the job
 answered. First each lever alone, then those that helped together and each of them left out once, then the
-compiler on top, then what was rejected once more where the compiler has changed the picture. At the end a
-ladder, from the baseline up, lever by lever.
+compiler on top, then what was rejected once more where the compiler has changed the picture, then the
+compiler's autotuning where there is time for it. At the end a ladder, from the baseline up, lever by lever.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from flatout.levers.catalogue import BY_ID
+from flatout.levers.compile import WITH_GRAPHS, Compile
 from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever
 from flatout.records.plan import Choice
@@ -27,28 +28,42 @@ WORTH = 0.01
 _CANNOT_MATTER = 1.005
 # What is tried on top of the compiler is compiled anew: that takes as long as all that came before.
 _WORTH_COMPILING = 1.02
+# To autotune is to compile and time a dozen kernels for each product: so many times as long.
+_AUTOTUNING_TAKES = 3.0
+# It gives a few percent: not for more than so many comparisons' time.
+_COMPARISONS_FOR_AUTOTUNING = 1.5
 OUT_OF_TIME = "the time allowed was over"
 _ARMS_AT_A_TIME = 6
 _HOST_IS_IDLE = 0.4
-# In the ladder and in plans: what is cheap and certain first, the compiler last.
+# In the ladder and in plans: what is cheap and certain first, the compiler last but for what needs it.
 _RANKS = (
     "loader",
     "debug-modes",
     "cpu-threads",
+    "thread-affinity",
     "garbage-collector",
     "allocator",
     "device-prefetch",
     "tf32",
     "bf16",
+    "fp16",
+    "bf16-parameters",
     "channels-last",
     "cudnn-autotune",
     "fused-optimizer",
+    "optimizer-8bit",
+    "hf-switches",
+    "liger",
     "attention",
     "sdpa-backend",
+    "linear-cross-entropy",
+    "hf-checkpointing",
+    "activation-budget",
     "compile",
+    "fp8",
 )
 # What is tried on top of the rest, in this order: each changes what the one before has left.
-_ON_TOP = ("compile", "sdpa-backend")
+_ON_TOP = ("compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
 
 
@@ -58,18 +73,30 @@ class Limits:
 
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    # Levers that change the training, and that the user wants nevertheless.
+    allow: frozenset[str] = frozenset()
     # When there is no time for another comparison.
     deadline: float = float("inf")
     # How long one comparison may take.
     comparison_s: float = 30.0
     # Updates that the whole job makes, where the user said.
     job_steps: int | None = None
+    # Whether less memory is what the user wants.
+    for_memory: bool = False
 
     def refusal(self, lever: str) -> str:
         """Why the user wants this lever left out, or nothing."""
         if self.only and lever not in self.only:
             return "left out by --only"
-        return "left out by --skip" if lever in self.skip else ""
+        if lever in self.skip:
+            return "left out by --skip"
+        if BY_ID[lever].safety == "recipe" and lever not in self.allow:
+            return f"it changes the training: only with --allow {lever}"
+        if BY_ID[lever].safety == "memory" and not self.for_memory:
+            return "memory does not bind: only with --goal memory"
+        if BY_ID[lever].for_memory and not self.for_memory and lever not in self.only:
+            return f"it saves memory more than time: --goal memory, or --only {lever}"
+        return ""
 
 
 class Finder:
@@ -82,6 +109,8 @@ class Finder:
         self.trials: dict[str, LeverTrial] = {}
         self.ladder: list[Rung] = []
         self.compile_s = 0.0
+        # What the first mode took that was tried: later ones find some of its work in the compiler's cache.
+        self._first_compile_s: float | None = None
         self._evicted: list[Choice] = []
         self._host_share: float | None = None
         # Of the best so far.
@@ -101,7 +130,9 @@ class Finder:
                 predicted = lever.predict(self._job, settings)
                 choice = Choice(id=lever.id, settings=settings, predicted_speedup=predicted)
                 # What little of a slow step may be much of the step that the others leave is judged then.
-                if predicted < _CANNOT_MATTER and lever.id not in _JUDGED_LATER:
+                # What was allowed by name is tried: it may be wanted for its memory.
+                is_for_speed = lever.safety != "memory" and lever.id not in self._limits.allow
+                if predicted < _CANNOT_MATTER and is_for_speed and lever.id not in _JUDGED_LATER:
                     self.conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
                 else:
                     found.append(choice)
@@ -123,6 +154,7 @@ class Finder:
             for choice in cheap:
                 if self.trials[_key(choice)].verdict == "rejected" and choice not in self._evicted:
                     yield from self._on_top(choice)
+        yield from self._autotuned()
         yield from self._climb()
 
     # The stages
@@ -143,7 +175,7 @@ class Finder:
             if slower is not None:
                 self.conclude(slower, "rejected", f"{choice.words()} is faster")
             fastest[choice.id] = choice
-        self.best = _ordered(self._without_conflicts(list(fastest.values())))
+        self.best = ordered(self._without_conflicts(list(fastest.values())))
 
     def _without_conflicts(self, slowest_first: list[Choice]) -> list[Choice]:
         kept: list[Choice] = []
@@ -192,9 +224,11 @@ class Finder:
             return
         # Another setting of it, and what must not be on beside it, make room.
         without = tuple(one for one in self.best if one.id != choice.id and not conflict(one, choice))
-        arm = _ordered((*without, choice))
+        arm = ordered((*without, choice))
         results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
         result = results[1]
+        if choice.id == "compile" and self._first_compile_s is None and not result.failed:
+            self._first_compile_s = result.compile_s
         if not self._pays_back(result, results[0]):
             self.conclude(choice, "rejected", self._no_payback(result, results[0]), result, self.best)
             return
@@ -207,6 +241,24 @@ class Finder:
             if choice.id == "compile":
                 self.compile_s = result.compile_s
                 self._host_share = result.host_share
+
+    def _autotuned(self) -> Search:
+        """The mode that won, with kernels chosen by timing them: minutes, so only where they are left."""
+        won = next((one for one in self.best if one.id == "compile"), None)
+        settings = Compile.autotuned(self._job, won.settings) if won is not None else None
+        if settings is None:
+            return
+        predicted = Compile.predict(self._job, settings)
+        choice = Choice(id="compile", settings=settings, predicted_speedup=predicted)
+        needed_s = _AUTOTUNING_TAKES * (self._first_compile_s or self.compile_s)
+        left_s = max(0.0, self._limits.deadline - time.monotonic())
+        if needed_s + self._limits.comparison_s > left_s:
+            self.conclude(choice, "skipped", f"about {needed_s:.0f} s to compile, {left_s:.0f} s are left")
+        elif needed_s > _COMPARISONS_FOR_AUTOTUNING * self._limits.comparison_s:
+            reason = f"about {needed_s:.0f} s to compile: a longer --budget has room for that"
+            self.conclude(choice, "skipped", reason)
+        else:
+            yield from self._on_top(choice)
 
     def _climb(self) -> Search:
         """The waterfall: every rung from the baseline up, by turns in one run."""
@@ -315,6 +367,8 @@ class Finder:
             predicted = BY_ID[choice.id].predict(now, choice.settings)
             if predicted < _WORTH_COMPILING:
                 return f"of a step of {now.step_ms:.1f} ms it would save {100 * (1 - 1 / predicted):.1f} %"
+        if choice.id == "fp8" and not any(one.id == "compile" for one in self.best):
+            return "it pays only beside torch.compile, which is not in the plan"
         if choice.id != "compile":
             return ""
         if _with_graphs(choice):
@@ -351,7 +405,8 @@ class Finder:
         return Ask(arms=tuple(arms), what=what, **more)
 
 
-def _ordered(choices: Iterable[Choice]) -> Arm:
+def ordered(choices: Iterable[Choice]) -> Arm:
+    """As in the ladder and in plans."""
     return tuple(sorted(choices, key=lambda choice: _RANKS.index(choice.id)))
 
 
@@ -365,7 +420,7 @@ def _key(choice: Choice) -> str:
 
 
 def _with_graphs(choice: Choice) -> bool:
-    return choice.settings.get("mode") in ("reduce-overhead", "max-autotune")
+    return choice.settings.get("mode") in WITH_GRAPHS
 
 
 def _listed(choices: Sequence[Choice]) -> str:

@@ -60,9 +60,11 @@ class _Tuner:
         self._limits = Limits(
             only=request.only,
             skip=request.skip,
+            allow=request.allow,
             deadline=self._began + request.budget_s,
             comparison_s=_FOR_ONE_COMPARISON * request.budget_s,
             job_steps=request.job_steps,
+            for_memory=request.goal == "memory",
         )
         self._measurer = Measurer(request, self._trials_folder, on_progress)
         self._notes: list[str] = []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.analyze.parts import device_parts, host_parts, waterfall
-from flatout.records.profile import Share, StepTimes
+from flatout.records.step import Share, StepTimes
 from tests.unit.analyze.events import MS, step, steps
 
 PARTS = ("loader", "copy", "forward", "backward", "clipping", "optimizer")

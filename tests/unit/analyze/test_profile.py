@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flatout.analyze.profile import Peaks, build_profile, window_of
+from flatout.analyze.profile import Peaks, build_profile, growth, window_of
 from flatout.records.profile import Profile
 from flatout.records.session import WORKERS_FOLDER
 from tests.unit.analyze.events import (
@@ -311,3 +311,22 @@ def test_compilations_are_summed_and_those_in_the_steady_state_are_told(tmp_path
     assert (compiled.compiles, compiled.recompiles, compiled.compiles_in_steady_state) == (2, 1, 0)
     assert compiled.compile_s == pytest.approx(0.010)
     assert compiled.graph_breaks == {"print": 2}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slope"),
+    [
+        ([100, 100, 100, 100, 100, 100, 100, 100], 0.0),
+        ([0, 10, 100, 110, 120, 130, 140, 150], 10.0),
+        # What comes and goes is no leak.
+        ([0, 10, 100, 110, 90, 130, 100, 120], 0.0),
+        ([0, 10, 20], None),
+    ],
+)
+def test_what_every_step_leaves_behind(sizes: list[int], slope: float | None) -> None:
+    steps = [{"allocated_bytes": size, "host_bytes": 1} for size in sizes]
+    assert growth(steps, on_gpu=True) == slope
+    assert growth([{} for _ in sizes], on_gpu=True) is None
+    # Looks are steps apart: the slope is of a step.
+    sparse = [{"allocated_bytes": 160 * place} if not place % 16 else {} for place in range(160)]
+    assert growth(sparse, on_gpu=True) == 160.0

@@ -9,7 +9,18 @@ from flatout.diagnose.catalogue import BY_CODE, RULES
 from flatout.diagnose.engine import findings_of
 from flatout.diagnose.rule import Rule, Seen
 from flatout.levers.job import JobFacts
-from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Mfu, RankUse, Share
+from flatout.records.profile import (
+    CompileUse,
+    DeviceUse,
+    LineUse,
+    LoaderUse,
+    MemoryUse,
+    Mfu,
+    ProductShape,
+    RankUse,
+)
+from flatout.records.step import Share
+from flatout.records.trace import KernelUse, SyncPoint, TraceSummary
 from tests.profiles import GIB, profile
 
 PEAKS = {"fp32": 51e12, "tf32": 396e12, "bf16": 780e12}
@@ -82,6 +93,77 @@ def ranks(*times: float | None) -> tuple[RankUse, ...]:
     )
 
 
+def kernel(name: str, ms: float, calls: float = 10.0, **more: Any) -> KernelUse:
+    each = 1000 * ms / calls
+    return KernelUse(name=name, kind="memory_bound", calls=calls, ms=ms, mean_us=each, share=0.5, **more)
+
+
+def trace(*kernels: KernelUse, syncs: tuple[SyncPoint, ...] = (), on: float | None = None) -> TraceSummary:
+    return TraceSummary(
+        files=("a",),
+        events=9,
+        steps=3,
+        step_ms=None,
+        device_name="NVIDIA H200",
+        busy_share=0.9,
+        waterfall=(),
+        kernels=kernels,
+        operators=(),
+        syncs=syncs,
+        tensor_core_share=on,
+        kernels_per_step=9.0,
+    )
+
+
+def parts(**shares: float) -> tuple[Share, ...]:
+    return tuple(Share(part=part, ms=100 * share, share=share) for part, share in shares.items())
+
+
+def loader(**more: Any) -> dict[str, Any]:
+    settings = {"num_workers": 4, "batch_size": 8, "persistent_workers": False, **more.pop("settings", {})}
+    return {"loaders": (LoaderUse(data_set="Data", settings=settings, batches=9, wait_ms=5.0, **more),)}
+
+
+def product(**more: Any) -> ProductShape:
+    shape = {"operator": "aten::mm", "dtype": "bfloat16", "batch": 1, "m": 4096, "n": 50257, "k": 768}
+    return ProductShape(**{**shape, "calls": 1, "share": 0.3, "pad": {"n": 50264}, **more})
+
+
+def earlier(there: Seen, factor: float, **more: Any) -> Seen:
+    """With a run before it that took so many times as long."""
+    now = there.profile.step_ms
+    assert now is not None
+    before = dataclasses.replace(
+        now, p50=factor * now.p50, low=factor * now.low, high=factor * now.high, mean=factor * now.mean
+    )
+    return dataclasses.replace(there, earlier=profile(run="before", step_ms=before, **more))
+
+
+# In the profile's own step of 22.9 ms.
+ITEM = SyncPoint(
+    call="cudaStreamSynchronize",
+    operator="aten::_local_scalar_dense",
+    where="train.py:50 in main",
+    count=1.0,
+    host_ms=9.0,
+    stall_ms=4.0,
+)
+BY_HAND = {
+    "operators": ["aten._softmax", "aten.bmm"],
+    "attention_shape": (4, 12, 1024, 1024, 64),
+    "attention_calls": 12,
+    "bytes_per_s": 4e12,
+}
+FUSED = {
+    "operators": ["aten._scaled_dot_product_flash_attention"],
+    "attention_ms": {"torch's choice": 1.0, "cudnn": 0.5},
+    "attention_calls": 12,
+}
+LOSS = {"loss_bytes": 80e9, "bytes_per_s": 4e12}
+STARTED = {"starts": 10, "start_ms": 200.0}
+LINK = {"pcie_generation": 5, "pcie_width": 16, "pcie_generation_max": 5, "pcie_width_max": 16}
+TINY = (kernel("elementwise", 2.0, calls=1000.0),)
+PAGEABLE = kernel("Memcpy HtoD (Pageable -> Device)", 2.0)
 LAUNCHING = {"busy_share": 0.5, "host_shares": {"forward": 0.4, "backward": 0.4, "optimizer": 0.1}}
 # By code: what shows it, what just does not, and what knows too little.
 CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
@@ -95,6 +177,147 @@ CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
         seen(**copies(0.1)),
         [seen(**copies(0.01)), seen(**copies(0.1, pinned=True)), seen(job={"device": "cpu"}, **copies(0.1))],
         [seen(waterfall=(), loaders=())],
+    ),
+    "F104": (
+        seen(**waits(0.4), **loader(workers_busy_share=0.95)),
+        [
+            seen(**waits(0.4), **loader(workers_busy_share=0.5)),
+            seen(**waits(0.01), **loader(workers_busy_share=0.95)),
+            seen(**waits(0.4), **loader(workers_busy_share=0.95, settings={"num_workers": 16})),
+        ],
+        [
+            seen(**waits(0.4), **loader()),
+            seen({"cores": None}, **waits(0.4), **loader(workers_busy_share=1.0)),
+        ],
+    ),
+    "F105": (
+        seen(**waits(0.4), **loader(load_ms=80.0)),
+        [seen(**waits(0.4), **loader(load_ms=4.0)), seen(**waits(0.01), **loader(load_ms=80.0))],
+        [seen(**waits(0.4), **loader()), seen(**waits(0.4), loaders=())],
+    ),
+    "F106": (
+        seen(**loader(**STARTED)),
+        [
+            seen(**loader(starts=1, start_ms=200.0)),
+            seen(**loader(starts=10, start_ms=1.0)),
+            seen(**loader(**STARTED, settings={"persistent_workers": True})),
+        ],
+        [seen(**loader(**STARTED), step_ms=None), seen(loaders=())],
+    ),
+    "F107": (
+        seen(trace=trace(PAGEABLE)),
+        [
+            seen(trace=trace(kernel("Memcpy HtoD (Pageable -> Device)", 0.1))),
+            seen(trace=trace(kernel("Memcpy HtoD (Pinned -> Device)", 2.0))),
+        ],
+        [seen(), seen(trace=trace(PAGEABLE), step_ms=None)],
+    ),
+    "F204": (
+        seen(trace=trace(syncs=(ITEM,)), waterfall=parts(sync_stall=0.17)),
+        [seen(trace=trace(syncs=(ITEM,)), waterfall=parts(sync_stall=0.01))],
+        [seen(waterfall=parts(sync_stall=0.17)), seen(trace=trace(syncs=(ITEM,)), waterfall=())],
+    ),
+    "F205": (
+        seen(trace=trace(*TINY), waterfall=parts(launch_gap=0.5)),
+        [
+            seen(trace=trace(*TINY), waterfall=parts(launch_gap=0.05)),
+            seen(trace=trace(kernel("elementwise", 2.0, calls=100.0)), waterfall=parts(launch_gap=0.5)),
+            seen(trace=trace(kernel("gemm", 20.0, calls=1000.0)), waterfall=parts(launch_gap=0.5)),
+        ],
+        [seen(waterfall=parts(launch_gap=0.5)), seen(trace=trace(), waterfall=parts(launch_gap=0.5))],
+    ),
+    "F304": (
+        seen({"autocast": "bf16"}, products=(product(),), waterfall=parts(matmul=0.6)),
+        [
+            seen({"autocast": "bf16"}, products=(product(pad={}),)),
+            seen({"autocast": "bf16"}, products=(product(share=0.01),)),
+            seen(products=(product(dtype="float32"),)),
+        ],
+        [seen(products=()), seen(job={"device": "cpu"}, products=(product(),))],
+    ),
+    "F305": (
+        seen(BY_HAND, {"step_ms": 40.0}),
+        [
+            seen(
+                {**BY_HAND, "operators": [*BY_HAND["operators"], "aten._scaled_dot_product_flash_attention"]}
+            ),
+            seen(BY_HAND, {"step_ms": 4000.0}),
+        ],
+        [
+            seen({**BY_HAND, "attention_shape": ()}),
+            seen({"operators": None, "attention_shape": (1, 1, 1, 1, 1)}),
+        ],
+    ),
+    "F306": (
+        seen(FUSED),
+        [
+            seen({**FUSED, "attention_ms": {"torch's choice": 0.5, "cudnn": 0.5}}),
+            seen(FUSED, {"step_ms": 4000.0}),
+            seen({**FUSED, "operators": ["aten._softmax"]}),
+        ],
+        [seen({**FUSED, "attention_ms": {}}), seen({**FUSED, "operators": None})],
+    ),
+    "F307": (
+        seen(LOSS),
+        [seen({**LOSS, "loss_bytes": 1e9}), seen({**LOSS, "compiles": True})],
+        [seen({"loss_bytes": 80e9}), seen({"bytes_per_s": 4e12})],
+    ),
+    "F308": (
+        seen(trace=trace(kernel("nchwToNhwcKernel", 2.0))),
+        [seen(trace=trace(kernel("nchwToNhwcKernel", 0.1))), seen(trace=trace(kernel("transpose", 9.0)))],
+        [seen(), seen(trace=trace(kernel("nchwToNhwcKernel", 2.0)), step_ms=None)],
+    ),
+    "F309": (
+        seen(trace=trace(kernel("sgemm", 9.0, tensor_cores=False), on=0.1), waterfall=parts(matmul=0.8)),
+        [
+            seen(trace=trace(on=0.98), waterfall=parts(matmul=0.8)),
+            seen(trace=trace(on=0.1), waterfall=parts(matmul=0.05)),
+            seen(job={"capability": (6, 1)}, trace=trace(on=0.1), waterfall=parts(matmul=0.8)),
+        ],
+        [seen(trace=trace(on=None), waterfall=parts(matmul=0.8)), seen(waterfall=parts(matmul=0.8))],
+    ),
+    "F310": (
+        seen(waterfall=parts(memory_bound=0.5)),
+        [
+            seen(waterfall=parts(memory_bound=0.2)),
+            seen({"compiles": True}, waterfall=parts(memory_bound=0.5)),
+        ],
+        [seen(waterfall=())],
+    ),
+    "F403": (
+        seen({"compiles": True, "graphs": 0}),
+        [seen({"compiles": True, "graphs": 3}), seen({"compiles": False, "graphs": 0})],
+        [seen({"compiles": True, "graphs": None})],
+    ),
+    "F504": (
+        seen(memory=memory(0.6, allocated_peak_bytes=30 * GIB)),
+        [seen(memory=memory(0.6, allocated_peak_bytes=50 * GIB))],
+        [seen(memory=memory(0.6)), seen(memory=MemoryUse())],
+    ),
+    "F505": (
+        seen(memory=memory(0.5, growth_bytes_per_step=float(1 << 20))),
+        [
+            seen(memory=memory(0.5, growth_bytes_per_step=100.0)),
+            seen(memory=memory(0.5, growth_bytes_per_step=0.0)),
+        ],
+        [seen(memory=memory(0.5))],
+    ),
+    "F506": (seen({"gradients": "kept"}), [seen({"gradients": "zeroed"})], [seen(), seen({"gradients": ""})]),
+    "F507": (
+        seen({"gradients": "zeroed", "bytes_per_s": 4e12}, memory=memory(0.5, gradient_bytes=GIB)),
+        [seen({"gradients": "none"}, memory=memory(0.5, gradient_bytes=GIB))],
+        [seen({"gradients": "zeroed"}, memory=memory(0.5)), seen()],
+    ),
+    "F602": (
+        seen(device_use=DeviceUse(samples=3, **{**LINK, "pcie_width": 8})),
+        [seen(device_use=DeviceUse(samples=3, **LINK))],
+        [seen(device_use=DeviceUse(samples=3, pcie_width=8)), seen(device_use=DeviceUse(samples=0))],
+    ),
+    "F702": (seen(waterfall=parts(communication=0.2)), [seen(waterfall=parts(communication=0.02))], [seen()]),
+    "F801": (
+        earlier(seen(), 0.8),
+        [earlier(seen(), 0.98), earlier(seen(), 1.2), earlier(seen(), 0.8, device_name="another")],
+        [seen(), dataclasses.replace(seen(), earlier=profile(step_ms=None))],
     ),
     "F201": (
         seen(job=LAUNCHING),
@@ -197,3 +420,32 @@ def test_what_should_give_most_comes_first_and_a_rule_that_breaks_hides_no_other
 
 def test_codes_are_unique() -> None:
     assert len(BY_CODE) == len(RULES)
+
+
+def test_the_lines_that_wait_are_named() -> None:
+    finding = BY_CODE["F204"].look(CASES["F204"][0])
+    assert finding is not None
+    assert [(place.file, place.line, place.function) for place in finding.where] == [("train.py", 50, "main")]
+
+
+def test_lines_that_call_an_operator_come_with_the_busiest_first() -> None:
+    lines = tuple(
+        LineUse(operator=operator, file="model.py", line=line, function="forward", calls=calls)
+        for operator, line, calls in (("aten::_softmax", 7, 1), ("aten::_softmax", 9, 5), ("aten::mm", 1, 99))
+    )
+    found = seen(BY_HAND, {"step_ms": 40.0}, lines=lines)
+    finding = BY_CODE["F305"].look(found)
+    assert finding is not None
+    assert [place.line for place in finding.where] == [9, 7]
+
+
+def test_what_has_grown_since_the_earlier_run_is_named() -> None:
+    before = dataclasses.replace(profile().step_ms, p50=10.0, low=9.9, high=10.1, mean=10.0)  # type: ignore[type-var]
+    slower = seen(waterfall=parts(matmul=0.05, launch_gap=0.1))
+    there = dataclasses.replace(
+        slower, earlier=profile(run="before", step_ms=before, waterfall=parts(matmul=0.05, launch_gap=0.01))
+    )
+    finding = BY_CODE["F801"].look(there)
+    assert finding is not None
+    assert "launch_gap (+9.00 ms)" in finding.evidence
+    assert "before" in finding.evidence

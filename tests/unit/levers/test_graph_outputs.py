@@ -84,3 +84,12 @@ def test_small_outputs_are_always_copied() -> None:
     call = GraphOutputs(torch, model.replayed)
     assert [one.item() for one in [call() for _ in range(3)]] == [1, 2, 3]
     assert not call.copies_all
+
+
+def test_what_repeats_itself_is_copied_without_its_repetitions() -> None:
+    base = torch.arange(6.0).view(2, 3, 1)
+    call = GraphOutputs(torch, lambda: base.expand(2, 3, 1 << 20))
+    out = call()
+    assert torch.equal(out[..., :4], base.expand(2, 3, 4))
+    assert out.untyped_storage().size() == base.untyped_storage().size()
+    assert out.data_ptr() != base.data_ptr()

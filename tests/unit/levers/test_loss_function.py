@@ -104,7 +104,7 @@ def test_bf16_and_the_compiler_leave_in_any_order() -> None:
         levers[0].apply()
         from flatout.levers.loss_function import loss_function
 
-        loss_function(torch).put("bf16", 40, levers[1]._with_autocast)
+        loss_function(torch).put("bf16", 40, levers[1]._outputs._with_autocast)
         levers[first].undo()
         assert F.cross_entropy is not real
         levers[1 - first].undo()

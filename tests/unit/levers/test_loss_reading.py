@@ -44,6 +44,7 @@ ELSEWHERE = {
     "returned": "out = model(x)\n    loss = criterion(out, y)\n    return loss, out",
     "a list": "out = [model(x)]\n    loss = criterion(out[0], y)",
     "all names": "out = model(x)\n    loss = criterion(out, y)\n    locals()",
+    "added to": "out = model(x)\n    out += 1\n    loss = criterion(out, y)",
     "written to": "out = model(x)\n    out[0] = 0\n    loss = criterion(out, y)",
 }
 

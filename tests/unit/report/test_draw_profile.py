@@ -14,6 +14,7 @@ from rich.console import Console
 from flatout.records.profile import (
     CompileUse,
     DeviceUse,
+    Floors,
     LoaderSweep,
     LoaderUse,
     MemoryUse,
@@ -22,10 +23,13 @@ from flatout.records.profile import (
     RankUse,
     SweepRow,
 )
+from flatout.records.step import Share
+from flatout.records.trace import KernelUse, SyncPoint
 from flatout.records.trial import Shield
 from flatout.records.words import percent
-from flatout.report.profile import _count, _ms, _number, draw_profile
-from tests.profiles import GIB, profile
+from flatout.report.figures import count, milliseconds, number
+from flatout.report.profile import draw_profile
+from tests.profiles import GIB, profile, recorded, recorded_trace
 
 EVIL = "GPT[bold red]\x1b[2J\x1b]0;owned\x07\r\n\u202eevil[/bold red]:smile:\x9b31m"
 
@@ -262,24 +266,72 @@ def test_shares_in_words(share: float, text: str) -> None:
     ],
 )
 def test_times_in_words(value: float, text: str) -> None:
-    assert _ms(value) == text
+    assert milliseconds(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "?"), (0.5, "0.50"), (999.0, "999"), (1234.5, "1,234")])
 def test_rates_in_words(value: float | None, text: str) -> None:
-    assert _number(value) == text
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(7, "7"), (1500, "1.50 k"), (124_000_000, "124 M"), (3 * 10**15, "3.00 P")]
 )
 def test_counts_in_words(value: int, text: str) -> None:
-    assert _count(value) == text
+    assert count(value) == text
 
 
 @settings(deadline=None)
 @given(st.floats(0, 1e7))
 def test_a_time_is_never_more_than_half_a_last_digit_off(value: float) -> None:
-    number, unit = _ms(value).split()
+    number, unit = milliseconds(value).split()
     size = {"us": 0.001, "ms": 1, "s": 1000}[unit]
     assert float(number) == pytest.approx(value / size, rel=0.0051, abs=0.51 if unit == "us" else 0.0051)
+
+
+# With a recording -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [20, 80, 120])
+def test_a_recorded_profile_shows_where_the_time_goes_in_place_of_the_parts(width: int) -> None:
+    text = drawn(recorded(), width)
+    for one in text.splitlines():
+        assert len(one) <= width, one
+    flat = in_one_line(text)
+    for words in ("where the time goes", "matrix products", "7.60 ms", "idle after a wait"):
+        assert words in flat, words
+    assert "on the host" not in flat
+    assert "on the host" in drawn(recorded(trace=None), width)
+
+
+def test_it_keeps_to_one_screen() -> None:
+    trace = recorded_trace()
+    syncs = tuple(dataclasses.replace(trace.syncs[0], operator=f"aten::op{n}") for n in range(9))
+    text = drawn(recorded(trace=dataclasses.replace(trace, syncs=syncs)), 160)
+    assert len(text.splitlines()) <= 50
+    assert sum(one.startswith("the host waits") for one in text.splitlines()) == 3
+    kernels = text[text.index("\nkernels") :].split("\n\n")[0].strip().splitlines()
+    assert len(kernels) == 6
+    assert re.findall(r"^F\d+", text, re.MULTILINE) == ["F303", "F201", "F306"]
+    assert "and 1 more: in the report" in text
+
+
+def test_without_a_page_that_has_the_rest_every_finding_is_shown() -> None:
+    text = drawn(recorded(report=None), 160)
+    assert len(re.findall(r"^F\d+", text, re.MULTILINE)) == 4
+    assert "more: in the report" not in text
+
+
+def test_the_floors_are_one_line() -> None:
+    known = "9.10 ms as written (2.51x faster), 4.00 ms ideally fused (5.70x faster)"
+    assert f"floors: at the device's limits a step takes {known}\n" in drawn(recorded(), 160)
+    unknown = Floors(unknown={"as_written_ms": "no limits"})
+    assert "floors: unknown (no limits)" in drawn(recorded(floors=unknown))
+
+
+def test_names_of_a_recording_are_shown_and_not_obeyed() -> None:
+    kernels = (KernelUse(name=EVIL, kind=EVIL, calls=1.0, ms=1.0, mean_us=1.0, share=1.0),)
+    syncs = (SyncPoint(call=EVIL, operator=EVIL, where=EVIL, count=1.0, host_ms=1.0, stall_ms=1.0),)
+    parts = (Share(part=EVIL, ms=1.0, share=1.0),)
+    text = drawn(recorded(trace=recorded_trace(kernels=kernels, syncs=syncs), waterfall=parts), 80)
+    assert all(c == "\n" or unicodedata.category(c)[0] != "C" for c in text)

@@ -172,6 +172,71 @@ def test_graphs_that_fail_leave_plain_code_to_be_tried() -> None:
     assert names(searched(world)) == ["compile (default)"]
 
 
+@pytest.mark.parametrize(
+    ("host_share", "won", "tuned"),
+    [
+        (0.1, "compile (default)", "compile (max-autotune-no-cudagraphs)"),
+        (0.8, "compile (reduce-overhead)", "compile (max-autotune)"),
+    ],
+)
+def test_autotuning_is_tried_last_on_top_of_the_mode_that_won(
+    host_share: float, won: str, tuned: str
+) -> None:
+    world = World({"bf16": 0.5, won: 0.8, tuned: 0.7}, host_share=host_share)
+    finder = searched(world, comparison_s=60.0)
+    assert names(finder) == ["bf16", tuned]
+    assert finder.trials[won].verdict == "rejected"
+    assert "faster" in finder.trials[won].reason
+    assert finder.compile_s == 20.0
+    assert [ask.what for ask in world.asked][-2:] == [f"{tuned} on top", "baseline to best"]
+    assert [rung.lever for rung in finder.ladder] == ["bf16", tuned]
+
+
+def test_autotuning_that_gives_nothing_leaves_the_mode_that_won() -> None:
+    finder = searched(World({"compile": 0.8}), comparison_s=60.0)
+    assert names(finder) == ["compile (reduce-overhead)"]
+    assert finder.trials["compile (max-autotune)"].verdict == "rejected"
+
+
+@pytest.mark.parametrize(("left_s", "is_tried"), [(110.0, True), (80.0, False)])
+def test_autotuning_needs_three_times_as_long_as_the_first_mode_took(left_s: float, is_tried: bool) -> None:
+    world = World({"compile (reduce-overhead)": 0.8, "compile (max-autotune)": 0.7})
+    finder = searched(world, deadline=time.monotonic() + left_s, comparison_s=40.0)
+    trial = finder.trials["compile (max-autotune)"]
+    assert (trial.verdict == "kept") == is_tried
+    if not is_tried:
+        assert trial.verdict == "skipped"
+        assert trial.reason in (
+            "about 60 s to compile, 80 s are left",
+            "about 60 s to compile, 79 s are left",
+        )
+        assert names(finder) == ["compile (reduce-overhead)"]
+
+
+def test_autotuning_is_not_offered_where_the_compiler_gave_nothing_or_the_cpu_computes() -> None:
+    assert not any("max-autotune" in name for name in searched(World({"bf16": 0.5})).trials)
+    world = World({"compile": 0.5})
+    finder = searched(world, JobFacts(**{**vars_of(GPU), "device": "cpu", "capability": None}))
+    assert names(finder) == ["compile (default)"]
+    assert not any("max-autotune" in name for name in finder.trials)
+
+
+def test_autotuning_must_pay_back_too() -> None:
+    finder = searched(
+        World({"compile (reduce-overhead)": 0.8, "compile (max-autotune)": 0.79}),
+        job_steps=5000,
+        comparison_s=60.0,
+    )
+    assert names(finder) == ["compile (reduce-overhead)"]
+    assert "compiling takes 20 s" in finder.trials["compile (max-autotune)"].reason
+
+
+def test_a_few_percent_are_not_worth_most_of_the_time_there_is() -> None:
+    finder = searched(World({"compile (reduce-overhead)": 0.8, "compile (max-autotune)": 0.7}))
+    assert names(finder) == ["compile (reduce-overhead)"]
+    assert "a longer --budget" in finder.trials["compile (max-autotune)"].reason
+
+
 @pytest.mark.parametrize(("saved_ms", "is_tried"), [(0.1, True), (0.01, False)])
 def test_an_attention_kernel_is_compiled_for_what_it_saves_of_the_tuned_step(
     saved_ms: float, is_tried: bool

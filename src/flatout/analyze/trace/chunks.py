@@ -28,16 +28,17 @@ _BARE_LIST = re.compile(rb"\s*\[")
 _CUT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
 _GZIP = b"\x1f\x8b"
+_READABLE = "a Chrome trace (JSON, plain or gzip), as torch.profiler writes it, or an export of nsys or ncu"
 
 
 class NotATrace(CallerMistake):
     """A file that holds no list of trace events."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Path, problem: str, *, expected: str = "", remedy: str = "") -> None:
         super().__init__(
             f"{path}: {problem}",
-            expected="a Chrome trace (JSON, plain or gzip), as torch.profiler writes it",
-            remedy="flatout trace --help",
+            expected=expected or _READABLE,
+            remedy=remedy or "flatout trace --help",
         )
 
 

@@ -106,6 +106,9 @@ class Columns(msgspec.Struct, kw_only=True):
     # How far the piece was read, and whether the list of events ended there.
     upto: int = 0
     ended: bool = False
+    # What a reader has to say of its file, and the device where no head names it.
+    notes: tuple[str, ...] = ()
+    device_name: str | None = None
 
 
 class CutWrongly(Exception):

@@ -12,6 +12,8 @@ import numpy as np
 
 from flatout.analyze.trace.chunks import LARGEST_EVENT_BYTES, NotATrace, Piece, pieces
 from flatout.analyze.trace.events import Columns, CutWrongly, decode
+from flatout.analyze.trace.nsys import read_nsys
+from flatout.analyze.trace.sources import source_of
 
 # Waiting pieces are held in memory: a few, so that no core waits.
 _AHEAD = 3
@@ -36,6 +38,8 @@ def read_trace(
     path: Path, *, processes: int | None = None, on_read: OnRead = lambda _done, _all: None
 ) -> Columns:
     """Everything of one file. Raises NotATrace where there is nothing to be read."""
+    if source_of(path) == "nsys":
+        return read_nsys(path, on_read=on_read)
     size = path.stat().st_size if path.exists() else 0
     count = processes if processes is not None else _cores()
     if size <= _SMALL_BYTES:
@@ -104,7 +108,7 @@ def _joined(parts: list[Columns]) -> Columns:
     for part in parts:
         part.name = _renumbered(part.name, part.names, names)
         part.thread = _renumbered(part.thread, part.threads, threads)
-    columns = {}
+    columns: dict[str, Any] = {}
     for column in _COLUMNS:
         columns[column] = np.concatenate([getattr(part, column) for part in parts] or [np.empty(0, np.int64)])
         for part in parts:  # one copy at a time

@@ -13,12 +13,14 @@ from flatout.analyze.trace.chunks import head_of
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import own_times
 from flatout.analyze.trace.kernels import uses_tensor_cores
+from flatout.analyze.trace.ncu import beside_a_trace, read_counters
 from flatout.analyze.trace.reading import OnRead, read_trace
+from flatout.analyze.trace.sources import source_of
 from flatout.analyze.trace.spans import total
 from flatout.analyze.trace.syncs import sync_points
 from flatout.analyze.trace.timeline import Timeline, timeline
-from flatout.records.profile import Share, StepTimes
-from flatout.records.trace import KernelUse, OperatorUse, RankTrace, TraceSummary
+from flatout.records.step import Share, StepTimes
+from flatout.records.trace import CounterUse, KernelUse, OperatorUse, RankTrace, TraceSummary
 
 _TOP = 25
 _ORDER = (
@@ -30,22 +32,49 @@ _ORDER = (
 def summarize(
     paths: list[Path], *, processes: int | None = None, on_read: OnRead = lambda _done, _all: None
 ) -> TraceSummary:
-    """All files, one a rank; raises NotATrace for the first that is none."""
+    """All files, traces one a rank, counters beside them; raises NotATrace for the first that is neither."""
+    traces = [path for path in paths if source_of(path) != "ncu"]
+    counters = tuple(use for path in paths if path not in traces for use in read_counters(path))
+    if not traces:
+        return _of_counters(paths, counters)
     ranks: list[RankTrace] = []
     slowest: tuple[float, TraceSummary] | None = None
-    for path in paths:
+    for path in traces:
         columns = read_trace(path, processes=processes, on_read=on_read)
         found = timeline(columns)
         head = _head(path)
         summary = _summary(path, columns, found, head)
+        if counters:
+            summary = dataclasses.replace(summary, counters=beside_a_trace(counters, _kernel_ms(found)))
         ranks.append(_rank(path, found, head, summary))
         pace = summary.step_ms.p50 if summary.step_ms is not None else found.length / 1e6
         if slowest is None or pace > slowest[0]:
             slowest = pace, summary
     assert slowest is not None
     files = tuple(map(str, paths))
-    several = tuple(ranks) if len(paths) > 1 else ()
+    several = tuple(ranks) if len(traces) > 1 else ()
     return dataclasses.replace(slowest[1], files=files, ranks=several)
+
+
+def _of_counters(paths: list[Path], counters: tuple[CounterUse, ...]) -> TraceSummary:
+    """Counters alone: they tell what binds a kernel, not where a step's time goes."""
+    missing = ("step_ms", "device_name", "busy_share", "tensor_core_share", "kernels_per_step")
+    return TraceSummary(
+        files=tuple(map(str, paths)),
+        events=0,
+        steps=0,
+        step_ms=None,
+        device_name=None,
+        busy_share=None,
+        waterfall=(),
+        kernels=(),
+        operators=(),
+        syncs=(),
+        tensor_core_share=None,
+        kernels_per_step=None,
+        counters=tuple(sorted(counters, key=lambda use: -(use.ms or 0.0))),
+        unknown=dict.fromkeys(missing, "counters were given, and no trace beside them"),
+    )
 
 
 def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]) -> TraceSummary:
@@ -53,9 +82,11 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     busy = found.length - total(found.idle) if has_device else None
     on_cores = _tensor_core_share(found)
     devices = head.get("deviceProperties") or [{}]
+    name = columns.device_name or devices[0].get("name")
     reasons = {}
     if not found.step_ms:
-        reasons["step_ms"] = "no steps are marked (profiler.step()): all times are of the whole trace"
+        marks = "profiler.step(), or NVTX ranges as --nvtx writes them"
+        reasons["step_ms"] = f"no steps are marked ({marks}): all times are of the whole trace"
     if on_cores is None and has_device:
         reasons["tensor_core_share"] = "no product or convolution whose name says on what it runs"
     return TraceSummary(
@@ -63,7 +94,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
         events=len(columns.start),
         steps=len(found.step_ms),
         step_ms=_step_times(found.step_ms),
-        device_name=str(devices[0].get("name")) if has_device and devices[0].get("name") else None,
+        device_name=str(name) if has_device and name else None,
         busy_share=busy / found.length if busy is not None and found.length else None,
         waterfall=_waterfall(found),
         kernels=_kernels(found),
@@ -124,6 +155,15 @@ def _kernels(found: Timeline) -> tuple[KernelUse, ...]:
         for number in np.argsort(-taken)[:_TOP]
         if calls[number]
     )
+
+
+def _kernel_ms(found: Timeline) -> dict[str, float]:
+    """All kernels, by name."""
+    columns, rows = found.columns, found.device_rows
+    if not len(rows):
+        return {}
+    taken = np.bincount(columns.name[rows], weights=columns.length[rows], minlength=len(columns.names))
+    return {columns.names[number]: found.ms_of(float(taken[number])) for number in np.flatnonzero(taken)}
 
 
 def _operators(found: Timeline) -> tuple[OperatorUse, ...]:
@@ -210,4 +250,4 @@ def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
         notes.append(f"{missing} events have no length, and count nowhere")
     if len(found.device_rows) and not (columns.category == CODES["cuda_runtime"]).any():
         notes.append("the trace has no calls of the CUDA runtime: why the device was idle cannot be told")
-    return tuple(notes)
+    return (*notes, *columns.notes)

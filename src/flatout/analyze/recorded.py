@@ -1,0 +1,196 @@
+"""What the steps under torch's profiler add to a profile: kernels, waits with their lines, memory."""
+
+import dataclasses
+import gzip
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.analyze.floors import floors, product_shapes
+from flatout.analyze.profile import Peaks
+from flatout.analyze.trace.chunks import NotATrace
+from flatout.analyze.trace.summary import summarize
+from flatout.records.profile import LineUse, MemoryPoint, Profile
+from flatout.records.session import RANKS_FOLDER
+from flatout.records.step import Share, StepTimes
+from flatout.records.trace import SyncPoint, TraceSummary
+
+# On the device; the rest of a step it idles.
+_BUSY = ("host_to_device", "matmul", "attention", "memory_bound", "optimizer", "communication", "other_gpu")
+_POINTS = 240
+_LINES_AT_MOST = 200
+_LARGEST_DETAILS_BYTES = 256 << 20
+_ON_GPU = 1
+# How operators that wait call themselves in a trace, and what they dispatch to.
+_WAITING = {
+    "aten::_local_scalar_dense": ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"),
+    "aten::nonzero": ("aten::nonzero",),
+    "aten::_to_copy": ("aten::copy_", "aten::to", "aten::_to_copy", "aten::cpu"),
+    "aten::masked_select": ("aten::masked_select", "aten::nonzero"),
+    "aten::index": ("aten::index", "aten::nonzero"),
+    "cuda::synchronize": ("cudaDeviceSynchronize",),
+    "cuda::stream_synchronize": ("cudaStreamSynchronize",),
+    "cuda::event_synchronize": ("cudaEventSynchronize",),
+}
+
+
+def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], peaks: Peaks) -> Profile:
+    """A profile with its floors, the shapes of its products, and what was recorded."""
+    counted = about.get("flops") or {}
+    lines = line_uses(counted)
+    trace, reason = read_recordings(trial, lines)
+    if about.get("trace_reason"):
+        reason = f"no step was recorded: {about['trace_reason']}"
+    on_gpu = str(about.get("device", "cpu")).startswith("cuda")
+    known = {name: why for name, why in profile.unknown.items() if name != "trace"}
+    if trace is None:
+        known["trace"] = reason
+    parts = profile.waterfall
+    if trace is not None and profile.step_ms is not None:
+        parts = waterfall(parts, trace, profile.step_ms)
+    measured = peaks.limits.measured if peaks.limits is not None else None
+    by_dtype = dict(measured.matmul_flops_per_s) if measured is not None else {}
+    return dataclasses.replace(
+        profile,
+        waterfall=parts,
+        trace=trace,
+        floors=floors(
+            counted,
+            about.get("holds") or {},
+            {str(name): value for name, value in by_dtype.items()},
+            measured.memory_bytes_per_s if measured is not None else None,
+            tf32=on_gpu and bool((about.get("habits") or {}).get("tf32")),
+        ),
+        products=product_shapes(counted),
+        lines=lines[:_LINES_AT_MOST],
+        memory_timeline=memory_timeline(trial, on_gpu=on_gpu),
+        unknown=known,
+    )
+
+
+def recordings(trial: Path, pattern: str = "rank*.pt.trace.json.gz") -> list[Path]:
+    """Trace files of a trial, by rank; not those with details."""
+    found = (trial / RANKS_FOLDER).glob(f"*/{pattern}")
+    return sorted(path for path in found if "-details" not in path.name or "-details" in pattern)
+
+
+def read_recordings(trial: Path, lines: Sequence[LineUse]) -> tuple[TraceSummary | None, str]:
+    """What the traces of a trial say, or why there is nothing."""
+    paths = recordings(trial)
+    if not paths:
+        return None, "no step was recorded"
+    try:
+        summary = summarize(paths)
+    except NotATrace as error:
+        return None, f"the recording could not be read: {error}"
+    return dataclasses.replace(summary, syncs=with_lines(summary.syncs, lines)), ""
+
+
+def with_lines(syncs: Sequence[SyncPoint], lines: Sequence[LineUse]) -> tuple[SyncPoint, ...]:
+    """Waits with the lines that cause them: of several, each has its share by how often it calls."""
+    found: list[SyncPoint] = []
+    for sync in syncs:
+        names = {name for name, shown in _WAITING.items() if {sync.operator, sync.call} & set(shown)}
+        if sync.operator:  # what waits inside an operator is called by the runtime's name too
+            names = {name for name in names if not name.startswith("cuda::")}
+        callers = [line for line in lines if line.operator in names]
+        total = sum(line.calls for line in callers)
+        if sync.where is not None or not total:
+            found.append(sync)
+            continue
+        for line in callers:
+            part = line.calls / total
+            found.append(
+                dataclasses.replace(
+                    sync,
+                    where=f"{line.file}:{line.line} in {line.function}",
+                    count=sync.count * part,
+                    host_ms=sync.host_ms * part,
+                    stall_ms=sync.stall_ms * part,
+                    unknown={},
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (-one.stall_ms, -one.host_ms)))
+
+
+def waterfall(taps: Sequence[Share], trace: TraceSummary, step: StepTimes) -> tuple[Share, ...]:
+    """The parts of a timed step, with the device's work as the recording shows it.
+
+    Kernels take as long under a profiler as without; the host does not. So what the device idles is what is
+    left of the timed step: first what the loop waits for data, by the taps, the rest as in the recording.
+    """
+    recorded = {share.part: share.ms for share in trace.waterfall}
+    busy = {part: recorded[part] for part in _BUSY if recorded.get(part)}
+    if not busy or not trace.kernels:
+        return tuple(taps)
+    scale = min(1.0, step.mean / sum(busy.values()))
+    parts = {part: ms * scale for part, ms in busy.items()}
+    idle_ms = max(0.0, step.mean - sum(parts.values()))
+    waits = next((share.ms for share in taps if share.part == "input_wait"), 0.0)
+    parts["input_wait"] = min(idle_ms, waits)
+    rest = idle_ms - parts["input_wait"]
+    others = {part: recorded.get(part, 0.0) for part in ("sync_stall", "launch_gap", "unattributed")}
+    total = sum(others.values())
+    for part, ms in others.items():
+        parts[part] = rest * ms / total if total else (rest if part == "unattributed" else 0.0)
+    return tuple(Share(part=part, ms=ms, share=ms / step.mean) for part, ms in parts.items() if ms > 0)
+
+
+def line_uses(counted: Mapping[str, Any]) -> tuple[LineUse, ...]:
+    """Who calls what, the busiest lines first."""
+    rows = sorted(counted.get("lines") or (), key=lambda row: -row[4])
+    return tuple(
+        LineUse(operator=operator, file=file, line=line, function=function, calls=calls)
+        for operator, file, line, function, calls in rows
+    )
+
+
+class _Allocation(msgspec.Struct):
+    total: int = msgspec.field(name="Total Allocated", default=-1)
+    kind: int = msgspec.field(name="Device Type", default=-1)
+
+
+class _Instant(msgspec.Struct):
+    ts: float = 0.0
+    name: str = ""
+    args: Any = None
+
+
+class _File(msgspec.Struct):
+    events: list[_Instant] = msgspec.field(name="traceEvents", default_factory=list)
+
+
+def memory_timeline(trial: Path, *, on_gpu: bool) -> tuple[MemoryPoint, ...]:
+    """How much was allocated over the recorded steps of the first rank, at a few hundred instants."""
+    paths = recordings(trial, "rank*-details.pt.trace.json.gz")
+    if not paths:
+        return ()
+    try:
+        with gzip.open(paths[0]) as file:
+            text = file.read(_LARGEST_DETAILS_BYTES + 1)
+        if len(text) > _LARGEST_DETAILS_BYTES:
+            return ()
+        events = msgspec.json.decode(text, type=_File, strict=False).events
+    except (OSError, EOFError, msgspec.MsgspecError, ValueError):
+        return ()
+    points = []
+    for event in events:
+        if event.name == "[memory]":
+            about = msgspec.convert(event.args, _Allocation, strict=False)
+            if (about.kind == _ON_GPU) == on_gpu and about.total >= 0:
+                points.append((event.ts / 1000, about.total))
+    return _thinned(sorted(points))
+
+
+def _thinned(points: list[tuple[float, int]]) -> tuple[MemoryPoint, ...]:
+    """The highest and the lowest of each stretch: peaks must not be lost."""
+    if not points:
+        return ()
+    begin, stretch = points[0][0], max(1, -(-2 * len(points) // _POINTS))
+    kept: list[tuple[float, int]] = []
+    for start in range(0, len(points), stretch):
+        part = points[start : start + stretch]
+        kept += sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
+    return tuple(MemoryPoint(ms=ms - begin, allocated_bytes=size) for ms, size in kept)

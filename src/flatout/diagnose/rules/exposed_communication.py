@@ -1,0 +1,27 @@
+"""Ranks talk while nothing computes.
+
+Gradients that are exchanged beside the backward pass cost nothing; what is left over at its end does. Seen by
+communication in recorded steps at instants when no kernel computes. The gain is that time. It can be wrong
+where the waiting is for a slower rank: then that one is the cause.
+"""
+
+from flatout.diagnose import policy
+from flatout.diagnose.rule import Rule, Seen, without
+from flatout.records.finding import Finding
+
+
+def look(seen: Seen) -> Finding | None:
+    """Its share of the step."""
+    share = seen.share("communication")
+    if share < policy.COMMUNICATION:
+        return None
+    speedup, arithmetic = without(min(0.9, share), 4.0)
+    return RULE.finding(
+        f"{share:.0%} of a step is communication that nothing hides",
+        "larger buckets (DDP bucket_cap_mb), gradient_as_bucket_view, fewer but larger collectives",
+        speedup=speedup,
+        arithmetic=arithmetic,
+    )
+
+
+RULE = Rule("F702", "exposed communication", look)

@@ -1,0 +1,32 @@
+"""Much of the step moves numbers and computes little.
+
+Elementwise operators, norms and softmaxes read and write whole tensors for an operation or two on each
+number. Fused, most of these trips are saved. Seen by the kernels of recorded steps, or where the floors are
+known by what only moves numbers in them. The gain assumes that fusion halves it. It can be wrong for code
+that is compiled already.
+"""
+
+from flatout.diagnose import policy
+from flatout.diagnose.rule import Rule, Seen, without
+from flatout.records.finding import Finding
+
+
+def look(seen: Seen) -> Finding | None:
+    """The share of kernels that are bound by memory."""
+    share = seen.share("memory_bound")
+    if share < policy.MEMORY_BOUND or seen.job.habit("compiles"):
+        return None
+    trace = seen.profile.trace
+    names = [one for one in trace.operators if one.name.startswith("aten::")][:3] if trace is not None else []
+    told = f", most of it in {', '.join(one.name for one in names)}" if names else ""
+    speedup, arithmetic = without(share, 2.0)
+    return RULE.finding(
+        f"{share:.0%} of a step moves numbers and computes little{told}",
+        "torch.compile(model) fuses what follows each other",
+        speedup=speedup,
+        arithmetic=arithmetic,
+        where=seen.place("root_call"),
+    )
+
+
+RULE = Rule("F310", "kernels bound by memory", look, ("compile",))

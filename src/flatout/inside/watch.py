@@ -1,0 +1,109 @@
+"""A long run, looked at now and then: recordings every so many steps, and an alarm when steps become slower."""
+
+import json
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.window import Window
+from flatout.records.session import ALARMS_FILE
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+# Steps that are judged together: single ones are long for a hundred reasons.
+_BLOCK = 32
+# A pace is known after so many blocks; the first steps are nobody's pace.
+_BLOCKS_TO_KNOW = 3
+# So much slower than the best pace is an alarm, in two blocks after each other; below the other it is over.
+_SLOWER, _AS_BEFORE = 1.15, 1.07
+_BLOCKS_TO_TELL = 2
+# Steps after a recording that may still feel it.
+_AFTERWARDS = 2
+# Recordings that are kept of a run: the newest.
+_AT_MOST = 20
+
+
+class Watch:
+    """Sees the end of every step; costs a subtraction in most of them."""
+
+    def __init__(self, session: "Session", every: int) -> None:
+        self._session = session
+        self._every = every
+        self._ended_ns = 0
+        self._block: list[int] = []
+        self._blocks = 0
+        self._best_ms: float | None = None
+        self._slow_blocks = 0
+        self._is_slow = False
+        self._leave_out = 0
+        self._wanted = False
+        self._window: Window | None = None
+        self._written: deque[Any] = deque()
+        # Whether the next call of a model has to be told.
+        self.waits_for_a_call = False
+
+    def step(self, ended_ns: int) -> None:
+        """A step has ended."""
+        before, self._ended_ns = self._ended_ns, ended_ns
+        if self._window is not None:
+            self.waits_for_a_call = self._session.watching = True
+            return
+        if self._leave_out:
+            self._leave_out -= 1
+        elif before:
+            self._block.append(ended_ns - before)
+            if len(self._block) == _BLOCK:
+                self._judge(statistics.median(self._block) / 1e6)
+                self._block = []
+        if self._wanted or not self._session.updates % self._every:
+            # The steps must have found their pace: nobody wants a recording of a warm-up.
+            if self._blocks >= _BLOCKS_TO_KNOW:
+                self._wanted = False
+                self.waits_for_a_call = self._session.watching = True
+
+    def call_begins(self) -> None:
+        """A model is called, for the first time since the last step ended: here a profiler may be switched."""
+        self.waits_for_a_call = False
+        if self._window is None:
+            name = f"rank{{rank}}-step{self._session.updates}.pt.trace.json.gz"
+            self._window = Window(self._session, details=False, name=name)
+            self._window.begin()
+            return
+        self._window.step()
+        if self._window.is_over:
+            window, self._window = self._window, None
+            self._block, self._leave_out = [], _AFTERWARDS
+            window.end()
+            self._keep(window.path)
+
+    def _judge(self, median_ms: float) -> None:
+        self._blocks += 1
+        if self._blocks < _BLOCKS_TO_KNOW:
+            return
+        if self._best_ms is None or median_ms < self._best_ms:
+            self._best_ms = median_ms
+        ratio = median_ms / self._best_ms
+        self._slow_blocks = self._slow_blocks + 1 if ratio > _SLOWER else 0
+        if self._slow_blocks >= _BLOCKS_TO_TELL and not self._is_slow:
+            self._is_slow = self._wanted = True
+            self._tell("slower", median_ms)
+        elif self._is_slow and ratio < _AS_BEFORE:
+            self._is_slow = False
+            self._tell("as before", median_ms)
+
+    def _tell(self, what: str, median_ms: float) -> None:
+        said = {
+            "what": what,
+            "update": self._session.updates,
+            "step_ms": median_ms,
+            "best_ms": self._best_ms,
+            "rank": self._session.rank_and_world_size()[0],
+        }
+        with (self._session.folder() / ALARMS_FILE).open("a") as file:
+            file.write(json.dumps(said) + "\n")
+
+    def _keep(self, path: Any) -> None:
+        self._written.append(path)
+        if len(self._written) > _AT_MOST:
+            self._written.popleft().unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""Steps under torch's profiler, at the end of a trial: kernels alone, then with shapes, memory and stacks.
+
+A profiler slows the steps that it records, the more the closer it looks. So nothing is timed inside, and what
+the device did is taken from the recording that looks least. The first step of each is a warm-up, and not
+marked as a step. Python's stacks are recorded only where they are asked for: following every call costs most.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.records.session import DETAILS_FILE, TRACE_FILE
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_WARM_UP = 1
+_STEPS, _STEPS_IN_DETAIL = 3, 2
+# Steps that take longer than this are recorded once.
+_SLOW_S = 3.0
+
+
+class Window:
+    """One recording."""
+
+    def __init__(self, session: "Session", *, details: bool) -> None:
+        self._session = session
+        self._details = details
+        self._profiler: Any = None
+        self._mark: Any = None
+        self._passed = 0
+        self.name = "details" if details else "trace"
+        self.steps = 0
+
+    def begin(self) -> None:
+        """Record from here on; raises where nothing can be recorded."""
+        torch = self._session.torch
+        if torch.autograd._profiler_enabled():  # noqa: SLF001
+            raise RuntimeError("the script profiles itself, and there can be one profiler at a time")
+        steps = _STEPS_IN_DETAIL if self._details else _STEPS
+        self.steps = _WARM_UP + (1 if self._session.ending.step_s() > _SLOW_S else steps)
+        kinds = torch.profiler.ProfilerActivity
+        activities = [kinds.CPU, *([kinds.CUDA] if self._session.on_gpu else [])]
+        self._profiler = torch.profiler.profile(
+            activities=activities,
+            with_stack=self._details and self._session.order.record == "stacks",
+            record_shapes=self._details,
+            profile_memory=self._details,
+        )
+        self._profiler.start()
+
+    def step(self) -> None:
+        """A step boundary inside the window."""
+        self._passed += 1
+        self._end_mark()
+        if self._profiler is not None and _WARM_UP <= self._passed < self.steps:
+            number = self._passed - _WARM_UP
+            self._mark = self._session.torch.profiler.record_function(f"ProfilerStep#{number}")
+            self._mark.__enter__()
+
+    def end(self) -> None:
+        """Stop, and write the file."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        self._end_mark()
+        if self._session.on_gpu:
+            # What the last step launched must end inside: a kernel that is cut off counts nowhere.
+            self._session.torch.cuda.synchronize(self._session.device)
+        profiler.stop()
+        name = (DETAILS_FILE if self._details else TRACE_FILE).format(
+            rank=self._session.rank_and_world_size()[0]
+        )
+        folder = self._session.folder()
+        part = folder / f"writing-{name}"
+        profiler.export_chrome_trace(str(part))
+        Path(part).rename(folder / name)
+
+    def abandon(self) -> None:
+        """The script raised: leave no profiler behind."""
+        with contextlib.suppress(Exception):
+            self._end_mark()
+            if self._profiler is not None:
+                self._profiler.stop()
+        self._profiler = None
+
+    def _end_mark(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)

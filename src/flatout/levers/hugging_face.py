@@ -1,0 +1,37 @@
+"""Models of transformers, known by their class: nothing of it is imported here."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def is_pretrained(module: Any) -> bool:
+    """Whether this is a model of transformers, or one of a class derived from them."""
+    return any(
+        kind.__name__ == "PreTrainedModel" and kind.__module__.partition(".")[0] == "transformers"
+        for kind in type(module).__mro__
+    )
+
+
+def pretrained(roots: Iterable[Any]) -> list[Any]:
+    """Those of the roots that are, also where something for several GPUs is wrapped around one."""
+    inner = (vars(root).get("_modules", {}).get("module", root) for root in roots)
+    return [one for one in inner if is_pretrained(one)]
+
+
+def describe(roots: Iterable[Any]) -> dict[str, Any]:
+    """What levers need to know of them, as plain values; of the first, where there are several."""
+    models = pretrained(roots)
+    first = models[0] if models else None
+    config = getattr(first, "config", None)
+    implementation = getattr(config, "_attn_implementation", None)
+    return {
+        "hf_attention": str(implementation) if implementation is not None else None,
+        "hf_supports_sdpa": bool(getattr(first, "_supports_sdpa", False)),
+        "hf_model_type": str(getattr(config, "model_type", "")) or None,
+        "hf_checkpointing": {
+            "supported": bool(getattr(first, "supports_gradient_checkpointing", False)),
+            "on": bool(getattr(first, "is_gradient_checkpointing", False)),
+        }
+        if first is not None
+        else None,
+    }

@@ -1,0 +1,3 @@
+"""torchao is an extra: what is said where it is missing."""
+
+MISSING = "torchao is not installed: pip install 'flatout[torchao]'"

@@ -1,0 +1,55 @@
+"""Faults planted in scripts, found with the right code and the right line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Run
+
+BEGIN = """
+import torch
+torch.manual_seed(7)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+kept = []
+def batch():
+    return torch.randn(32, 64), torch.randint(8, (32,))
+"""
+HEALTHY = """
+while True:
+    x, y = batch()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+PLANTED = {
+    "F506": HEALTHY.replace("    optimizer.zero_grad()\n", ""),
+    "F507": HEALTHY.replace("zero_grad()", "zero_grad(set_to_none=False)"),
+    # A megabyte and more with every step.
+    "F505": HEALTHY + "    kept.append(torch.ones(1 << 18) * len(kept))\n",
+    "F303": HEALTHY.replace("    optimizer.step()", "    optimizer.step()  # the slow one"),
+}
+SLOW_ADAM = BEGIN.replace("torch.optim.SGD(model.parameters(), lr=1e-4)", "torch.optim.Adam(model.parameters())")
+
+
+def found_in(flatout: Run, folder: Path, script: str) -> list[dict[str, Any]]:
+    (folder / "train.py").write_text(script)
+    done = flatout("profile", "--json", "--no-limits", "--steps", "400", "train.py")
+    assert done.returncode == 0, done.stderr
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    return findings
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_planted_fault_is_found(flatout: Run, tmp_path: Path, code: str) -> None:
+    begin = SLOW_ADAM if code == "F303" else BEGIN
+    findings = found_in(flatout, tmp_path, begin + PLANTED[code])
+    assert code in [finding["code"] for finding in findings], findings
+
+
+def test_a_healthy_script_has_none_of_them(flatout: Run, tmp_path: Path) -> None:
+    codes = {finding["code"] for finding in found_in(flatout, tmp_path, BEGIN + HEALTHY)}
+    assert not codes & {"F505", "F506", "F507", "F204", "F801"}

@@ -1,0 +1,75 @@
+"""Steps under torch's profiler at the end of a profile: files for other tools, lines, floors, memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import ENDLESS, QUICK
+
+PROFILES_ITSELF = (
+    QUICK
+    + """
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    while True:
+        update()
+"""
+)
+BREAKS_UNDER_A_PROFILER = (
+    QUICK
+    + """
+while True:
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("no profilers here")
+    update()
+"""
+)
+
+
+def profiled(flatout: Run, folder: Path, script: str, *options: str) -> dict[str, Any]:
+    """A profile of a script."""
+    (folder / "train.py").write_text(script)
+    done = flatout("profile", "--json", "--no-limits", "--steps", "20", *options, "train.py")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_some_steps_are_recorded_and_none_of_them_is_timed(flatout: Run, tmp_path: Path) -> None:
+    found = profiled(flatout, tmp_path, ENDLESS)
+    assert found["updates"] == 20
+    assert found["trial"]["signal"] is None
+    trace = found["trace"]
+    assert trace["steps"] == 3
+    assert any(one["name"] == "aten::addmm" for one in trace["operators"])
+    names = sorted(path.name for path in tmp_path.glob(".flatout/runs/*/trials/*/ranks/*/rank0*"))
+    assert names == ["rank0-details.pt.trace.json.gz", "rank0.pt.trace.json.gz"]
+    assert found["memory_timeline"]
+    [item] = [one for one in found["lines"] if one["operator"] == "aten::_local_scalar_dense"]
+    assert Path(item["file"]).name == "train.py"
+    source = (tmp_path / "train.py").read_text().splitlines()
+    assert "loss.item()" in source[item["line"] - 1]
+    assert (item["calls"], item["function"]) == (1, "update")
+
+
+def test_nothing_is_recorded_where_nobody_wants_it(flatout: Run, tmp_path: Path) -> None:
+    found = profiled(flatout, tmp_path, ENDLESS, "--no-trace")
+    assert found["trace"] is None
+    assert found["unknown"]["trace"] == "no step was recorded"
+    assert not list(tmp_path.glob(".flatout/runs/*/trials/*/ranks/*/rank0*"))
+    assert found["lines"]
+
+
+def test_a_script_that_profiles_itself_is_left_alone(flatout: Run, tmp_path: Path) -> None:
+    found = profiled(flatout, tmp_path, PROFILES_ITSELF)
+    assert found["trace"] is None
+    assert "profiles itself" in found["unknown"]["trace"]
+    assert found["updates"] == 20
+
+
+def test_a_script_that_breaks_under_the_profiler_has_its_profile(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BREAKS_UNDER_A_PROFILER)
+    done = flatout("profile", "--json", "--no-limits", "--steps", "20", "train.py")
+    found = json.loads(done.stdout)
+    assert found["updates"] == 20
+    assert found["trace"] is None
