@@ -44,7 +44,9 @@ def table(found: list[dict[str, Any]]) -> str:
         by_lever[row["lever"]].append(row)
     lines = ["| lever | tunings | predicted | measured | error |", "|---|---:|---:|---:|---:|"]
     for lever, some in sorted(by_lever.items(), key=lambda item: -len(item[1])):
-        predicted, measured = (statistics.median(row[name] for row in some) for name in ("predicted", "measured"))
+        predicted, measured = (
+            statistics.median(row[name] for row in some) for name in ("predicted", "measured")
+        )
         error = statistics.median(row["error"] for row in some)
         lines.append(f"| {lever} | {len(some)} | {predicted:.2f}x | {measured:.2f}x | {error:+.0%} |")
     whole = statistics.median(abs(row["error"]) for row in found)

@@ -32,7 +32,9 @@ PLANTED = {
     "F505": HEALTHY + "    kept.append(torch.ones(1 << 18) * len(kept))\n",
     "F303": HEALTHY.replace("    optimizer.step()", "    optimizer.step()  # the slow one"),
 }
-SLOW_ADAM = BEGIN.replace("torch.optim.SGD(model.parameters(), lr=1e-4)", "torch.optim.Adam(model.parameters())")
+SLOW_ADAM = BEGIN.replace(
+    "torch.optim.SGD(model.parameters(), lr=1e-4)", "torch.optim.Adam(model.parameters())"
+)
 
 
 def found_in(flatout: Run, folder: Path, script: str) -> list[dict[str, Any]]:
