@@ -2,8 +2,8 @@
 
     python -m benchmarks.predictions            # the table of docs/predictions.md
 
-Each row is a lever in one tuning: predicted from the baseline alone, measured by turns in the running job. Of a
-lever in the plan that is its rung of the ladder, on top of the others; of another its comparison by itself.
+Each row is a lever in one tuning: predicted from the baseline alone, measured by turns in the running job.
+Of a lever in the plan that is its rung of the ladder, on top of the others; of another its comparison alone.
 """
 
 import json

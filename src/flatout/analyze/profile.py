@@ -55,7 +55,7 @@ class Window:
 def window_of(rank: RankSteps) -> Window:
     """The steps of a rank that count: not the one in which operations were counted, not the warm-up."""
     timed = rank.about.get("timed_updates", len(rank.steps))
-    kept = dataclasses.replace(rank, steps=rank.steps[:timed])
+    kept = dataclasses.replace(rank, steps=tuple(one for one in rank.steps[:timed] if not one["recorded"]))
     device = [value for value in kept.device_ms() if value is not None]
     on_device = len(device) >= _ENOUGH_DEVICE_TIMES * max(1, len(kept.steps) - 2) and len(device) > 0
     walls = kept.wall_ms()

@@ -73,7 +73,9 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
 def recordings(trial: Path, pattern: str = "rank*.pt.trace.json.gz") -> list[Path]:
     """Trace files of a trial, by rank; not those with details."""
     found = (trial / RANKS_FOLDER).glob(f"*/{pattern}")
-    return sorted(path for path in found if "-details" not in path.name or "-details" in pattern)
+    special = ("-details", "-step")
+    paths = (path for path in found if all(word in pattern or word not in path.name for word in special))
+    return sorted(paths, key=lambda path: (path.parent.name, len(path.name), path.name))
 
 
 def read_recordings(trial: Path, lines: Sequence[LineUse]) -> tuple[TraceSummary | None, str]:

@@ -42,6 +42,7 @@ _ZEROS = (
     "compiles",
     "recompiles",
     "recordings",
+    "recorded",
     "skipped_updates",
     "samples",
     "tokens",
@@ -239,6 +240,8 @@ def _count(step: Step, event: Event, samples: dict[int, int], tokens: dict[int, 
         step["compiles"] += 1
         step["recompiles"] += bool(event[3])
         step["compile_ns"] += event[2] - event[1]
+    elif kind == "recorded":
+        step["recorded"] += 1
     elif kind == "recording":
         step["recordings"] += 1
     elif kind == "skip":

@@ -13,9 +13,18 @@ from flatout.cli.options import Output, common_options
 @click.command("run", short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS)
 @job_argument
 @click.option("--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to apply.")
+@click.option("--as-written", is_flag=True, help="Without a plan: only watch.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=100),
+    metavar="STEPS",
+    help="Record some steps under torch's profiler every so many, and tell when steps become slower.",
+)
 @job_options
 @common_options
-def command(output: Output, words: tuple[str, ...], plan_path: str, **job: Any) -> int:
+def command(
+    output: Output, words: tuple[str, ...], plan_path: str, as_written: bool, every: int | None, **job: Any
+) -> int:
     """Run a job to its end under the plan that `flatout tune` found.
 
     The script runs in your terminal, with your files and your environment: its output, its exit code and what
@@ -26,19 +35,21 @@ def command(output: Output, words: tuple[str, ...], plan_path: str, **job: Any) 
     Examples:
       flatout run train.py --lr 3e-4
       flatout run --plan h200.toml train.py
+      flatout run --every 5000 train.py
+      flatout run --as-written --every 5000 train.py
       flatout run -- torchrun --nproc-per-node 2 train.py
     """
     import os
     import signal
 
-    from flatout.records.plan import read_plan
+    from flatout.records.plan import Plan, read_plan
     from flatout.report.running import draw_run, words_before
     from flatout.tune.fingerprints import fingerprint
     from flatout.tune.running import run_job
 
-    plan = read_plan(Path(plan_path))
     request = request_for(words, **job)
     now = fingerprint(request.command, None, {})
+    plan = Plan(job=now, levers=()) if as_written else read_plan(Path(plan_path))
     for text in words_before(plan, plan.job.differences(now)):
         output.notice(text)
     with new_run(output, "run") as folder:
@@ -49,6 +60,8 @@ def command(output: Output, words: tuple[str, ...], plan_path: str, **job: Any) 
             folder.path,
             output_to_stderr=output.as_json,
             environment=dict(request.environment),
+            watch_every=every or 0,
+            on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
         )
         folder.write("job", 1, done)  # "run" is the manifest's name
     if output.as_json:

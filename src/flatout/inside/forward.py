@@ -145,6 +145,9 @@ class ForwardTap:
         session = self._session
         if session.ending.waits_for_a_call:
             session.ending.call_begins()
+        watch = session.watch
+        if watch is not None and watch.waits_for_a_call:
+            session.guarded("watch", watch.call_begins)
         gradients = session.torch.is_grad_enabled()
         # In eval mode with gradients a call may train or evaluate: only what follows it tells.
         if gradients:

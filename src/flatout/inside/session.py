@@ -33,6 +33,7 @@ from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
 from flatout.inside.workers import WorkersTap, leave_workers_alone
+from flatout.inside.watch import Watch
 from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
 
@@ -87,6 +88,7 @@ class Session:
         self.guarding = Guarding(self) if order.guard_updates or order.perturb else None
         self.scene = Scene(self) if order.levers or order.bench else None
         self.bench = Bench(self, self.scene) if order.bench and self.scene is not None else None
+        self.watch = Watch(self, order.watch_every) if order.watch_every else None
         self.habits: HabitsTap | None = None
         self.in_backward = False
         self._memory: MemoryTap | None = None
@@ -193,6 +195,8 @@ class Session:
         """The quick end of a step that nobody looked at."""
         self.updates = updates = self.updates + 1
         self.log.add(("step", ended_ns, updates, False))
+        if self.watch is not None:
+            self.guarded("watch", self.watch.step, ended_ns)
         if not (updates + 1) % _LATER or self.ending.after is not None:
             self.watching = True
             self.gpu.open(updates)
@@ -219,6 +223,8 @@ class Session:
             or self.bench is not None
         )
         self.gpu.close(updates, late=late)
+        if self.watch is not None and not late:
+            self.guarded("watch", self.watch.step, ended_ns)
         if self._compiler is not None:
             self._compiler.look()
         if self.ranges is not None:
@@ -300,6 +306,8 @@ class Session:
         if os.getpid() != self._pid:
             return
         self.facts.setdefault("ended", "exited")
+        if self.watch is not None:
+            self.watch.close()
         if "habits" in self.facts:  # more shapes may have come since
             self.guarded("habits", self._learn_habits)
         steps = self._tap("steps", StepsTap)

@@ -1,4 +1,4 @@
-"""A long run, looked at now and then: recordings every so many steps, and an alarm when steps become slower."""
+"""A long run, looked at now and then: a recording every so many steps, an alarm when they become slower."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ _BLOCK = 32
 # A pace is known after so many blocks; the first steps are nobody's pace.
 _BLOCKS_TO_KNOW = 3
 # So much slower than the best pace is an alarm, in two blocks after each other; below the other it is over.
-_SLOWER, _AS_BEFORE = 1.15, 1.07
+_SLOWER, _AS_BEFORE = 1.2, 1.1
 _BLOCKS_TO_TELL = 2
 # Steps after a recording that may still feel it.
 _AFTERWARDS = 2
@@ -63,19 +63,32 @@ class Watch:
                 self.waits_for_a_call = self._session.watching = True
 
     def call_begins(self) -> None:
-        """A model is called, for the first time since the last step ended: here a profiler may be switched."""
+        """A model is called, for the first time since a step ended: here a profiler may be switched."""
         self.waits_for_a_call = False
         if self._window is None:
             name = f"rank{{rank}}-step{self._session.updates}.pt.trace.json.gz"
-            self._window = Window(self._session, details=False, name=name)
-            self._window.begin()
-            return
-        self._window.step()
-        if self._window.is_over:
-            window, self._window = self._window, None
-            self._block, self._leave_out = [], _AFTERWARDS
-            window.end()
-            self._keep(window.path)
+            window = Window(self._session, details=False, name=name)
+            window.begin()
+            self._window = window
+        else:
+            try:
+                self._window.step()
+                if self._window.is_over:
+                    window, self._window = self._window, None
+                    self._block, self._leave_out = [], _AFTERWARDS
+                    window.end()
+                    self._keep(window.path)
+            except Exception:
+                self.close()
+                raise
+        # This step is not one to time by.
+        self._session.log.add(("recorded", self._ended_ns, self._ended_ns))
+
+    def close(self) -> None:
+        """The process ends, or recording has failed: a profiler that is left behind would crash it."""
+        window, self._window = self._window, None
+        if window is not None:
+            window.abandon()
 
     def _judge(self, median_ms: float) -> None:
         self._blocks += 1

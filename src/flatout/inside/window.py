@@ -23,14 +23,21 @@ _SLOW_S = 3.0
 class Window:
     """One recording."""
 
-    def __init__(self, session: "Session", *, details: bool) -> None:
+    def __init__(self, session: "Session", *, details: bool, name: str = "") -> None:
         self._session = session
         self._details = details
+        self._file = name or (DETAILS_FILE if details else TRACE_FILE)
         self._profiler: Any = None
         self._mark: Any = None
         self._passed = 0
         self.name = "details" if details else "trace"
         self.steps = 0
+        self.path: Path | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its steps have passed."""
+        return self._passed >= self.steps
 
     def begin(self) -> None:
         """Record from here on; raises where nothing can be recorded."""
@@ -68,13 +75,11 @@ class Window:
             # What the last step launched must end inside: a kernel that is cut off counts nowhere.
             self._session.torch.cuda.synchronize(self._session.device)
         profiler.stop()
-        name = (DETAILS_FILE if self._details else TRACE_FILE).format(
-            rank=self._session.rank_and_world_size()[0]
-        )
+        name = self._file.format(rank=self._session.rank_and_world_size()[0])
         folder = self._session.folder()
         part = folder / f"writing-{name}"
         profiler.export_chrome_trace(str(part))
-        Path(part).rename(folder / name)
+        self.path = Path(part).rename(folder / name)
 
     def abandon(self) -> None:
         """The script raised: leave no profiler behind."""

@@ -18,6 +18,26 @@ class Continued:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """Steps became slower than they were, or are again as they were: medians of some dozens."""
+
+    what: Literal["slower", "as before"]
+    update: int
+    step_ms: float
+    best_ms: float
+    rank: int = 0
+
+    def words(self) -> str:
+        """In a sentence."""
+        if self.what == "as before":
+            return f"from update {self.update} on, steps take {self.step_ms:.1f} ms again"
+        return (
+            f"steps have become {self.step_ms / self.best_ms:.2f}x as long: {self.step_ms:.1f} ms around update "
+            f"{self.update}, and {self.best_ms:.1f} ms before"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobRun:
     """A few figures; the steps lie in the run folder."""
 
@@ -33,6 +53,9 @@ class JobRun:
     mfu: float | None = None
     signal: int | None = None
     guard: Continued | None = None
+    # Of a job that was watched: when it became slower, and the recordings that were made of it.
+    alarms: tuple[Alarm, ...] = ()
+    recordings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

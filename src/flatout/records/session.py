@@ -15,6 +15,8 @@ Read and written with the standard library alone: the user's environment may hol
         workers/<pid>.json        what a DataLoader worker spent its time on
         rank<n>.pt.trace.json.gz  where the order asked for it: a few steps under torch's profiler
         rank<n>-details.pt...     more of them, with shapes, memory, and Python's stacks if ordered
+        rank<n>-step<u>.pt...     where a run is watched: steps of it under the profiler
+        alarms.jsonl              where a run is watched: when its steps became slower, a line each
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -44,6 +46,7 @@ STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"
 # So named that TensorBoard finds them.
 TRACE_FILE = "rank{rank}.pt.trace.json.gz"
+ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
 # Every tap by name; each can be left out, and each can fail alone.
@@ -80,6 +83,8 @@ class Order:
     count_flops: bool = False
     # After the last timed step of a trial, record some more under torch's profiler.
     record: Literal["", "kernels", "stacks"] = ""
+    # Look at a long run every so many updates, and tell when its steps become slower; 0: never.
+    watch_every: int = 0
     # NVTX ranges for epoch, data, forward, loss, backward and optimizer.
     nvtx: bool = False
     # With these, the step at which a profiler outside of the process (nsys, ncu) is to begin.

@@ -66,6 +66,8 @@ class GuardEvidence:
     # The worst parameter: how far its gradient is from the reference, and how far roundoff alone takes it.
     same_state: dict[str, Any] = dataclasses.field(default_factory=dict)
     trajectory: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # What levers that change the training do to its losses; nobody asks that they stay the same.
+    allowed: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Loss curves: the baseline, its perturbed twins, and the plan; None where a step's loss was not seen.
     curves: dict[str, list[float | None]] = dataclasses.field(default_factory=dict)
 

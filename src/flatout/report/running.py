@@ -12,8 +12,8 @@ from flatout.report.plain import inert, line
 
 def words_before(plan: Plan, differences: Sequence[str]) -> list[str]:
     """What is applied, and where the plan was made for something else."""
-    levers = ", ".join(choice.words() for choice in plan.levers) or "nothing"
-    found = [f"flatout: with {levers}"]
+    levers = ", ".join(choice.words() for choice in plan.levers)
+    found = [f"flatout: with {levers}" if levers else "flatout: as written"]
     found += [f"flatout: about this plan: {difference}" for difference in differences]
     return found
 
@@ -34,5 +34,11 @@ def draw_run(done: JobRun, console: Console) -> None:
         words = {"inside": "learns as it did while tuning", "left": "does NOT learn as it did while tuning"}
         how = f"{words[done.guard.verdict]}, first {done.guard.steps} steps: {inert(done.guard.reason)}"
         console.print(line(f"flatout: {how}"))
+    slower = sum(alarm.what == "slower" for alarm in done.alarms)
+    if slower:
+        console.print(line(f"flatout: steps became slower {slower} time{'s' if slower > 1 else ''}, see above"))
+    if done.recordings:
+        last = done.recordings[-1]
+        console.print(line(f"flatout: {len(done.recordings)} recordings; flatout trace {inert(last)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from flatout.records.running import Alarm
 from flatout.records.session import Order
+from flatout.runtime.alarms import told
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
 
@@ -35,6 +37,7 @@ def run_to_the_end(
     *,
     output_to_stderr: bool = False,
     environment: Mapping[str, str] | None = None,
+    on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
 ) -> Ending:
     """Run the job as the user would, with a session inside; signals, output and exit code are its own."""
     folder.mkdir(parents=True)
@@ -45,7 +48,7 @@ def run_to_the_end(
     child = subprocess.Popen(
         command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
     )
-    with _signals_passed_on(child):
+    with _signals_passed_on(child), told(folder, on_alarm):
         code = child.wait()
     took_s = time.monotonic() - began
     return Ending(None, -code, took_s) if code < 0 else Ending(code, None, took_s)

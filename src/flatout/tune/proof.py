@@ -1,5 +1,6 @@
 """The runs that the guard judges, and what follows from its judgement."""
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import bit_for_bit, judge
 from flatout.tune.guard_runs import GuardRun
 from flatout.tune.request import TuneRequest
+from flatout.tune.trajectory import last_losses, without_numbers
 
 # Updates of a run; fewer where they are slow, as few as still find every corruption that shows in them
 # (benchmarks/results, guard-12-steps).
@@ -63,9 +65,35 @@ class Proof:
         # Of the runs as written: what they began with, and by how much their twins were changed.
         self.pairing: dict[str, Any] = {}
         self.roundoff = 0.0
+        self._reference: GuardRun | None = None
 
     def prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
-        """What may stay, and the evidence for it."""
+        """What may stay, and the evidence for it.
+
+        Levers that change the training stay out of the proof: the user has allowed them. How far they take the
+        losses is measured all the same, and one that breaks the job goes.
+        """
+        allowed = tuple(choice for choice in chosen if BY_ID[choice.id].safety == "recipe")
+        safe, evidence = self._prove(tuple(choice for choice in chosen if choice not in allowed))
+        if not allowed:
+            return safe, evidence
+        kept = tuple(choice for choice in chosen if choice in (*safe, *allowed))
+        reference = self._reference
+        runs: list[Run] = [("with what you allowed", kept, 0.0, 0)]
+        if reference is None:
+            reference, candidate = self._run([("as written", (), 0.0, 0), *runs])
+        else:
+            [candidate] = self._run(runs)
+        problem = candidate.failed or reference.failed or without_numbers(candidate.losses)
+        if problem:
+            self.unsafe |= {choice.id: problem for choice in allowed}
+            return safe, evidence
+        levers = [choice.words() for choice in allowed]
+        told = {"levers": levers, **last_losses(reference.losses, candidate.losses)}
+        curves = {**evidence.curves, "with what you allowed": list(candidate.losses)}
+        return kept, dataclasses.replace(evidence, allowed=told, curves=curves)
+
+    def _prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
         if not chosen:
             return (), NOT_NEEDED
         roundoff = max(self._tolerance(choice) for choice in chosen)
@@ -74,14 +102,14 @@ class Proof:
         if {BY_ID[choice.id].safety for choice in chosen} == {"exact"}:
             # What is the same bit for bit needs no measure of rounding.
             reference, candidate = self._run([as_written, ("plan", chosen, 0.0, 0)])
-            self.pairing, self.roundoff = dict(reference.pairing), roundoff
+            self.pairing, self.roundoff, self._reference = dict(reference.pairing), roundoff, reference
             same = bit_for_bit(reference, candidate)
             if same is not None:
                 return chosen, same
             others = self._run(twins)
         else:
             reference, *others, candidate = self._run([as_written, *twins, ("plan", chosen, 0.0, 0)])
-        self.pairing, self.roundoff = dict(reference.pairing), roundoff
+        self.pairing, self.roundoff, self._reference = dict(reference.pairing), roundoff, reference
         evidence = NOT_NEEDED
         for attempt in range(_ROUNDS):
             if attempt:

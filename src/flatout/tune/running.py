@@ -1,13 +1,15 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flatout.analyze.profile import Peaks, build_profile
+from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.records.plan import Plan
-from flatout.records.running import Continued, JobRun
+from flatout.records.running import Alarm, Continued, JobRun
 from flatout.records.trial import Shield, Trial
+from flatout.runtime.alarms import alarms_in
 from flatout.runtime.command import JobCommand
 from flatout.runtime.running import Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
@@ -27,15 +29,18 @@ def run_job(
     *,
     output_to_stderr: bool = False,
     environment: dict[str, str] | None = None,
+    watch_every: int = 0,
+    on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
 ) -> JobRun:
-    """Run it to its end."""
+    """Run it to its end; every so many updates record some, and tell when steps become slower."""
     place = folder / JOB_FOLDER
     ending = run_to_the_end(
         command_of(command, plan.levers),
         place,
-        {**order_of(plan.levers), "pair_updates": 1},
+        {**order_of(plan.levers), "pair_updates": 1, "watch_every": watch_every},
         output_to_stderr=output_to_stderr,
         environment=environment,
+        on_alarm=on_alarm,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
     return _job_run(plan, command, run, place, ending, seen)
@@ -80,10 +85,13 @@ def _job_run(
         mfu=plan.mfu * samples_per_s / plan.samples_per_s
         if plan.mfu and plan.samples_per_s and samples_per_s
         else None,
-        guard=_continued(plan, ranks, seen),
+        guard=_continued(plan, ranks, seen) if plan.levers else None,
+        alarms=tuple(alarms_in(place)),
+        recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         notes=tuple(plan.job.differences(now)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),
+            **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),

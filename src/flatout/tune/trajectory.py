@@ -75,3 +75,24 @@ def judge_levels(
 
 def _rms(a: Sequence[float], b: Sequence[float]) -> float:
     return math.sqrt(statistics.fmean((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+
+
+def without_numbers(losses: Sequence[float | None]) -> str:
+    """What to say of losses that are no numbers any more; nothing where all are."""
+    broken = next(
+        (at for at, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)), None
+    )
+    return f"the loss of update {broken + 1} is not finite" if broken is not None else ""
+
+
+def last_losses(reference: Sequence[float | None], candidate: Sequence[float | None]) -> dict[str, float]:
+    """The mean losses of both over the last third of the updates that both have seen."""
+    pairs = [(a, b) for a, b in zip(reference, candidate, strict=False) if a is not None and b is not None]
+    last = pairs[-max(1, len(pairs) // 3) :]
+    if not last:
+        return {}
+    return {
+        "steps": float(len(pairs)),
+        "as_written": statistics.fmean(a for a, _ in last),
+        "allowed": statistics.fmean(b for _, b in last),
+    }

@@ -223,6 +223,7 @@ class _Tuner:
     def _prove(self, job: JobFacts, baseline: Profile, found: tuple[Choice, ...]) -> Any:
         proof = Proof(self._request, self._trials_folder, baseline, job, self._tell)
         chosen, guard = proof.prove(found)
+        self._notes += _told_of(guard.allowed)
         self._journal.write_losses(baseline, guard, proof)
         return chosen, guard, proof.unsafe
 
@@ -258,6 +259,19 @@ class _Tuner:
             return chosen, pace
         self._notes.append("in a process of its own the plan was no faster, so there is none")
         return (), None
+
+
+def _told_of(allowed: dict[str, Any]) -> list[str]:
+    """What levers that change the training did to it in the guard's runs."""
+    if not allowed:
+        return []
+    names = ", ".join(allowed["levers"])
+    if "allowed" not in allowed:
+        return [f"{names} changes the training, as you allowed; no loss was seen"]
+    return [
+        f"{names} changes the training, as you allowed: over the last of {allowed['steps']:.0f} updates the loss "
+        f"is {allowed['allowed']:.4g}, as written {allowed['as_written']:.4g}"
+    ]
 
 
 def _uncompiled(as_written: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:

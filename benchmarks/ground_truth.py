@@ -1,0 +1,182 @@
+"""Faults planted in a script, and what `flatout profile` says of them: how much, which finding, which line.
+
+Each case is a small training on the GPU with one fault of a known size, in the line that ends with `# here`.
+
+    python -m benchmarks.ground_truth [CASE ...] [--out FOLDER]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import write
+
+ROOT = Path(__file__).parents[1]
+
+BEGIN = """
+import math, time, torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+WIDTH, TOKENS, VOCABULARY = {width}, 4096, {vocabulary}
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(8)))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    def forward(self, tokens):
+        x = self.blocks(self.tokens(tokens))
+{inside}
+        return self.head(x)
+model = Model().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), fused=device == "cuda")
+tokens = torch.randint(VOCABULARY, (TOKENS,), device=device)
+kept = []
+def step():
+    with torch.autocast(device, torch.bfloat16, enabled={autocast}):
+        loss = F.cross_entropy(model(tokens), tokens)
+    {zero}
+    loss.backward()
+    optimizer.step()
+{after}
+    return loss
+while True:
+    step()
+"""
+PLAIN = {
+    "width": 1024,
+    "vocabulary": 8192,
+    "inside": "",
+    "autocast": "True",
+    "zero": "optimizer.zero_grad()",
+    "after": "",
+}
+ATTENTION = """
+        q = k = v = x.view(4, 1024, 16, -1).transpose(1, 2)
+        mask = torch.ones(1024, 1024, dtype=torch.bool, device=x.device).tril()
+        for _ in range(8):
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(~mask, float("-inf"))
+            q = torch.softmax(scores, dim=-1) @ v  # here
+        x = x + q.transpose(1, 2).reshape(x.shape)
+"""
+TINY = """    small = torch.zeros(8, device=device)
+    for _ in range(10000):
+        small += 1  # here"""
+# Of each: what is changed, the findings that may come first, a part of the waterfall with its milliseconds.
+CASES: dict[str, dict[str, Any]] = {
+    "sync-20-ms": {
+        "changes": {"after": "    loss.item()  # here\n    time.sleep(0.02)"},
+        "codes": ["F204"],
+        "part": ("sync_stall", 20.0),
+    },
+    "tiny-operators": {
+        "changes": {"after": TINY},
+        "codes": ["F205", "F201"],
+    },
+    "fp32-products": {
+        "changes": {"autocast": "False", "inside": "        x = x * 1.0  # here"},
+        "codes": ["F302", "F301", "F309"],
+        "any_line": True,
+    },
+    "attention-by-hand": {"changes": {"inside": ATTENTION}, "codes": ["F305", "F310"]},
+    "leak-1-mb": {
+        "changes": {"after": "    kept.append(torch.ones(1 << 18, device=device))  # here"},
+        "codes": ["F505"],
+        "growth_bytes": 1 << 20,
+        "any_line": True,
+    },
+    "no-zero-grad": {"changes": {"zero": "pass  # here"}, "codes": ["F506"], "any_line": True},
+    "unaligned": {
+        "changes": {"vocabulary": 50257, "inside": "        x = x * 1.0  # here"},
+        "codes": ["F304", "F307"],
+        "any_line": True,
+    },
+}
+
+
+def run_case(name: str) -> dict[str, Any]:
+    """Profile one, and hold what was found against what was planted."""
+    case = CASES[name]
+    source = BEGIN.format(**{**PLAIN, **case["changes"]})
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text(source)
+        done = subprocess.run(
+            [sys.executable, "-m", "flatout", "profile", "--json", "--seconds", "4", "train.py"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return {"case": name, "failed": done.stderr[-2000:]}
+    codes = [finding["code"] for finding in found["findings"]]
+    wanted = next((one for one in found["findings"] if one["code"] in case["codes"]), None)
+    lines = [place["line"] for place in wanted["where"]] if wanted is not None else []
+    result = {
+        "case": name,
+        "step_ms": found["step_ms"],
+        "waterfall": found["waterfall"],
+        "floors": found["floors"],
+        "findings": [
+            {key: finding[key] for key in ("code", "evidence", "predicted_speedup")}
+            for finding in found["findings"]
+        ],
+        "is_found": wanted is not None,
+        "place_among_findings": codes.index(wanted["code"]) + 1 if wanted is not None else None,
+        "is_on_the_line": line in lines or bool(case.get("any_line")),
+        "lines": lines,
+        "planted_line": line,
+        "growth_bytes_per_step": found["memory"]["growth_bytes_per_step"],
+        "waits": (found.get("trace") or {}).get("syncs", [])[:3],
+        "kernels": (found.get("trace") or {}).get("kernels", [])[:6],
+        "unknown": found["unknown"],
+    }
+    if "part" in case:
+        part, planted_ms = case["part"]
+        seen_ms = sum(share["ms"] for share in found["waterfall"] if share["part"] == part)
+        result |= {"planted_ms": planted_ms, "attributed_ms": seen_ms}
+    return result
+
+
+def main() -> None:
+    """Run the cases, and say how they went in a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("--out", help="a folder for the result file")
+    chosen = parser.parse_args()
+    results = []
+    for name in chosen.cases or CASES:
+        result = run_case(name)
+        results.append(result)
+        codes = [finding["code"] for finding in result.get("findings", ())]
+        figures = {key: result[key] for key in ("planted_ms", "attributed_ms") if key in result}
+        on_line = result.get("is_on_the_line")
+        print(
+            f"{name}: {codes[:4]}, on the line: {on_line} {figures} {result.get('failed', '')[-300:]}",
+            flush=True,
+        )
+    out = str(Path(chosen.out) / "ground-truth.json") if chosen.out else None
+    write("ground-truth", {"cases": results}, out)
+
+
+if __name__ == "__main__":
+    main()
