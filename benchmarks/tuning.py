@@ -151,7 +151,9 @@ def _short(word: str) -> str:
     return word.replace(f"{ROOT}/", "")
 
 
-def run_case(name: str, scripts: Path, turns: int, seconds: float) -> Iterator[dict[str, Any]]:
+def run_case(
+    name: str, scripts: Path, turns: int, seconds: float, more: list[str]
+) -> Iterator[dict[str, Any]]:
     """Tune, then run and compare: what is known so far, whenever more is."""
     case = CASES[name]
     words, steps = shlex.split(case["words"]), case.get("steps")
@@ -160,10 +162,15 @@ def run_case(name: str, scripts: Path, turns: int, seconds: float) -> Iterator[d
         python_path = str(scripts / case["python_path"]) if "python_path" in case else ""
         plan = str(Path(temporary) / "flatout.toml")
         began = time.monotonic()
-        options = ["--json", "--plan", plan, *shlex.split(case.get("options", ""))]
+        options = ["--json", "--plan", plan, *shlex.split(case.get("options", "")), *more]
         done = flatout(["tune", *options, *words, *([steps, MANY] if steps else [])], folder, python_path)
         took_s = time.monotonic() - began
-        result: dict[str, Any] = {"case": name, "words": [_short(word) for word in words], "took_s": took_s}
+        result: dict[str, Any] = {
+            "case": name,
+            "words": [_short(word) for word in words],
+            "options": " ".join(more),
+            "took_s": took_s,
+        }
         try:
             tuned = json.loads(done.stdout)
         except ValueError:
@@ -203,12 +210,14 @@ def main() -> None:
     parser.add_argument("--scripts", type=Path, default=Path.cwd(), help="where scripts of others lie")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--options", default="", help="more for `flatout tune`: '--budget 2m'")
     parser.add_argument("--out", help="a folder for the result files")
     chosen = parser.parse_args()
     for name in chosen.cases:
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
         with DeviceSampler() as sampler:
-            for result in run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds):
+            more = shlex.split(chosen.options)
+            for result in run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds, more):
                 write(f"tuning-{name}", {**result, "device": clocks(sampler.samples)}, out)
 
 

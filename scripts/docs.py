@@ -90,11 +90,12 @@ def levers_page() -> str:
 
 PREDICTIONS_INTRODUCTION = """# Predicted against measured
 
-Before a lever is tried, its gain is predicted from the baseline alone: what Amdahl's law and the device's
-peaks allow. What cannot matter is not tried. This is how good the predictions were in every tuning that is kept in
-[benchmarks/results](../benchmarks/results): medians by lever, negative where a lever gave more than was
-predicted. They are low on purpose where launches hold a job up, which shows only once the kernels are fast.
-Every `flatout tune` adds what it measured to a record on its own machine and shows it.
+Before a lever is tried, its gain is predicted from the baseline alone: what Amdahl's law and the
+device's peaks allow. What cannot matter is not tried. This is how good the predictions were in every
+tuning that is kept in [benchmarks/results](../benchmarks/results): medians by lever, negative where a
+lever gave more than was predicted. They are low on purpose where launches hold a job up, which shows
+only once the kernels are fast. Every `flatout tune` adds what it measured to a record on its own machine
+and shows it.
 
 """
 

@@ -1,4 +1,4 @@
-"""A whole run that is watched: recordings on the way, an alarm when steps become slower, nothing else changed."""
+"""A whole run that is watched: recordings on the way, an alarm when steps become slower, nothing else."""
 
 import json
 from pathlib import Path

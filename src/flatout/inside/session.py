@@ -32,8 +32,8 @@ from flatout.inside.ranges import Ranges
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
-from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.watch import Watch
+from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
 

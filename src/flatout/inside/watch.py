@@ -56,11 +56,11 @@ class Watch:
             if len(self._block) == _BLOCK:
                 self._judge(statistics.median(self._block) / 1e6)
                 self._block = []
-        if self._wanted or not self._session.updates % self._every:
-            # The steps must have found their pace: nobody wants a recording of a warm-up.
-            if self._blocks >= _BLOCKS_TO_KNOW:
-                self._wanted = False
-                self.waits_for_a_call = self._session.watching = True
+        is_due = self._wanted or not self._session.updates % self._every
+        # The steps must have found their pace: nobody wants a recording of a warm-up.
+        if is_due and self._blocks >= _BLOCKS_TO_KNOW:
+            self._wanted = False
+            self.waits_for_a_call = self._session.watching = True
 
     def call_begins(self) -> None:
         """A model is called, for the first time since a step ended: here a profiler may be switched."""

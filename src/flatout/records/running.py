@@ -32,8 +32,8 @@ class Alarm:
         if self.what == "as before":
             return f"from update {self.update} on, steps take {self.step_ms:.1f} ms again"
         return (
-            f"steps have become {self.step_ms / self.best_ms:.2f}x as long: {self.step_ms:.1f} ms around update "
-            f"{self.update}, and {self.best_ms:.1f} ms before"
+            f"steps have become {self.step_ms / self.best_ms:.2f}x as long: {self.step_ms:.1f} ms around "
+            f"update {self.update}, and {self.best_ms:.1f} ms before"
         )
 
 

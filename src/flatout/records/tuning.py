@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flatout.records.finding import Finding
 from flatout.records.unknown import fill_reasons
 
 Verdict = Literal["kept", "rejected", "failed", "unsafe", "skipped"]
@@ -112,6 +113,8 @@ class Tuning:
     compile_seconds: float | None = None
     calibration: dict[str, Reliability] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    # What held the job up as written: the levers that answer it were tried first.
+    findings: tuple[Finding, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

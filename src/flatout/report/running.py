@@ -36,7 +36,9 @@ def draw_run(done: JobRun, console: Console) -> None:
         console.print(line(f"flatout: {how}"))
     slower = sum(alarm.what == "slower" for alarm in done.alarms)
     if slower:
-        console.print(line(f"flatout: steps became slower {slower} time{'s' if slower > 1 else ''}, see above"))
+        console.print(
+            line(f"flatout: steps became slower {slower} time{'s' if slower > 1 else ''}, see above")
+        )
     if done.recordings:
         last = done.recordings[-1]
         console.print(line(f"flatout: {len(done.recordings)} recordings; flatout trace {inert(last)}"))

@@ -70,8 +70,8 @@ class Proof:
     def prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
         """What may stay, and the evidence for it.
 
-        Levers that change the training stay out of the proof: the user has allowed them. How far they take the
-        losses is measured all the same, and one that breaks the job goes.
+        Levers that change the training stay out of the proof: the user has allowed them. How far they take
+        the losses is measured all the same, and one that breaks the job goes.
         """
         allowed = tuple(choice for choice in chosen if BY_ID[choice.id].safety == "recipe")
         safe, evidence = self._prove(tuple(choice for choice in chosen if choice not in allowed))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.levers.catalogue import BY_ID
+from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Plan
 from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
@@ -52,6 +53,7 @@ class Stages:
     took_s: float
     spent_s: Mapping[str, float]
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
@@ -91,6 +93,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
         compile_seconds=stages.compile_s or None,
         calibration=record(stages.trials, run, stages.baseline.device_name or ""),
         notes=tuple(notes),
+        findings=stages.findings,
         unknown={
             **({} if chosen else no_plan),
             **({} if gpus else no_gpu),

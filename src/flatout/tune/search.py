@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+from flatout.diagnose.catalogue import BY_CODE
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.compile import WITH_GRAPHS, Compile
 from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever
+from flatout.records.finding import Finding
 from flatout.records.plan import Choice
 from flatout.records.tuning import LeverTrial, Rung, Verdict
 from flatout.tune.arms import Arm, ArmResult, Ask
@@ -116,8 +118,15 @@ class Finder:
         # Of the best so far.
         self._step_ms: float | None = None
 
-    def candidates(self, levers: Iterable[type[Lever]]) -> list[Choice]:
-        """Every lever that may be tried, with its settings; the others get their verdict at once."""
+    def candidates(self, levers: Iterable[type[Lever]], findings: Sequence[Finding] = ()) -> list[Choice]:
+        """Every lever that may be tried, with its settings; the others get their verdict at once.
+
+        Those that should give most come first, by their own arithmetic or by that of a finding they answer.
+        """
+        promised: dict[str, float] = {}
+        for finding in findings:
+            for name in BY_CODE[finding.code].levers if finding.code in BY_CODE else ():
+                promised[name] = max(promised.get(name, 1.0), finding.predicted_speedup or 1.0)
         found = []
         for lever in levers:
             if not lever.switchable:
@@ -133,10 +142,13 @@ class Finder:
                 # What was allowed by name is tried: it may be wanted for its memory.
                 is_for_speed = lever.safety != "memory" and lever.id not in self._limits.allow
                 if predicted < _CANNOT_MATTER and is_for_speed and lever.id not in _JUDGED_LATER:
-                    self.conclude(choice, "skipped", "Amdahl's law promises less than 0.5 %")
+                    gain = f"{100 * (predicted - 1):.1f} %" if predicted > 1.0 else "nothing"
+                    self.conclude(choice, "skipped", f"Amdahl's law promises {gain}: less than 0.5 %")
                 else:
                     found.append(choice)
-        return sorted(found, key=lambda choice: -(choice.predicted_speedup or 0.0))
+        return sorted(
+            found, key=lambda choice: -max(choice.predicted_speedup or 0.0, promised.get(choice.id, 0.0))
+        )
 
     def search(self, candidates: Sequence[Choice]) -> Search:
         """Ask, conclude, ask again."""

@@ -11,6 +11,7 @@ import msgspec
 
 from flatout.analyze.facts import job_facts
 from flatout.analyze.steps import read_ranks
+from flatout.diagnose.engine import diagnose
 from flatout.levers.catalogue import LEVERS
 from flatout.levers.job import JobFacts
 from flatout.records.errors import JobFailed
@@ -88,7 +89,8 @@ class _Tuner:
         base = (loader,) if loader is not None else ()
         self._resume(fingerprint(self._request.job.command, baseline, about), base)
         finder = Finder(with_workers(job, loader), self._limits)
-        candidates = finder.candidates(LEVERS)
+        findings = diagnose(baseline, about, peaks)
+        candidates = finder.candidates(LEVERS, findings)
         if self._request.goal == "memory":
             with self._stage("levers"):
                 deadline = self._limits.deadline
@@ -147,6 +149,7 @@ class _Tuner:
                 took_s=time.monotonic() - self._began,
                 spent_s=self._spent_s,
                 notes=tuple(self._notes),
+                findings=findings,
             ),
         )
 
@@ -268,10 +271,9 @@ def _told_of(allowed: dict[str, Any]) -> list[str]:
     names = ", ".join(allowed["levers"])
     if "allowed" not in allowed:
         return [f"{names} changes the training, as you allowed; no loss was seen"]
-    return [
-        f"{names} changes the training, as you allowed: over the last of {allowed['steps']:.0f} updates the loss "
-        f"is {allowed['allowed']:.4g}, as written {allowed['as_written']:.4g}"
-    ]
+    over = f"over the last of {allowed['steps']:.0f} updates"
+    losses = f"the loss is {allowed['allowed']:.4g}, as written {allowed['as_written']:.4g}"
+    return [f"{names} changes the training, as you allowed: {over} {losses}"]
 
 
 def _uncompiled(as_written: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:

@@ -100,6 +100,7 @@ def step(**changes: Any) -> dict[str, Any]:
         "compiles": 0,
         "recompiles": 0,
         "recordings": 0,
+        "recorded": 0,
         "skipped_updates": 0,
         "samples": 8,
         "tokens": 0,

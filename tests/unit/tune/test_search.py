@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flatout.levers.catalogue import BY_ID, LEVERS
 from flatout.levers.job import JobFacts
+from flatout.records.finding import Finding
 from flatout.records.plan import Choice
 from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length, mean_and_half_width
 from flatout.tune.search import Finder, Limits
@@ -288,7 +289,7 @@ def test_amdahl_skips_what_cannot_matter() -> None:
     job = JobFacts(**{**vars_of(GPU), "device_shares": {"forward": 0.3, "backward": 0.7, "optimizer": 0.001}})
     finder = Finder(job, Limits())
     finder.candidates(LEVERS)
-    assert finder.trials["fused-optimizer"].reason == "Amdahl's law promises less than 0.5 %"
+    assert finder.trials["fused-optimizer"].reason == "Amdahl's law promises 0.1 %: less than 0.5 %"
 
 
 def vars_of(job: JobFacts) -> dict:
@@ -426,3 +427,17 @@ def test_of_two_levers_that_conflict_the_faster_stays(monkeypatch: pytest.Monkey
     assert "bf16" in names(found)
     assert "tf32" not in names(found)
     assert "conflicts with bf16" in found.trials["tf32"].reason
+
+
+def test_levers_that_answer_what_holds_the_job_up_come_first() -> None:
+    def first(*findings: Finding) -> str:
+        finder = Finder(GPU, Limits())
+        return finder.candidates(LEVERS, findings)[0].id
+
+    waits = Finding(
+        code="F303", severity="high", title="", evidence="", fix="", predicted_speedup=9.0, arithmetic="1 / 9"
+    )
+    assert first() == "bf16"
+    assert first(waits) == "fused-optimizer"
+    # One that nobody knows any more, of an older record.
+    assert first(dataclasses.replace(waits, code="F000")) == "bf16"
