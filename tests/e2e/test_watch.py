@@ -45,3 +45,19 @@ def test_a_run_without_a_plan_says_how_to_do_without(flatout: Run, tmp_path: Pat
     assert done.returncode == 2
     assert "flatout.toml" in done.stderr
     assert flatout("run", "--every", "5", "train.py").returncode == 2
+
+
+def test_a_job_that_profiles_itself_runs_on_unwatched(flatout: Run, tmp_path: Path) -> None:
+    script = (
+        QUICK
+        + """
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    for _ in range(400):
+        update()
+print("the end")
+"""
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = flatout("run", "--as-written", "--every", "100", "train.py")
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    assert not list(tmp_path.glob(".flatout/runs/*/job/ranks/*/rank0*"))

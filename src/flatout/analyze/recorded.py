@@ -12,6 +12,7 @@ from flatout.analyze.floors import floors, product_shapes
 from flatout.analyze.profile import Peaks
 from flatout.analyze.trace.chunks import NotATrace
 from flatout.analyze.trace.summary import summarize
+from flatout.analyze.typical import typical_mfu
 from flatout.records.profile import LineUse, MemoryPoint, Profile
 from flatout.records.session import RANKS_FOLDER
 from flatout.records.step import Share, StepTimes
@@ -48,6 +49,10 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
     if trace is None:
         known["trace"] = reason
     parts = profile.waterfall
+    if trace is not None and on_gpu and not trace.kernels:
+        # Another profiler holds the counters, or the driver lets nobody read them.
+        told = "no kernel was recorded: CUPTI is busy or denied, and this is what the host did"
+        trace = dataclasses.replace(trace, notes=(*trace.notes, told))
     if trace is not None and profile.step_ms is not None:
         parts = waterfall(parts, trace, profile.step_ms)
     measured = peaks.limits.measured if peaks.limits is not None else None
@@ -55,6 +60,7 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
     return dataclasses.replace(
         profile,
         waterfall=parts,
+        mfu=dataclasses.replace(profile.mfu, typical=typical_mfu(counted.get("operators") or ())),
         trace=trace,
         floors=floors(
             counted,

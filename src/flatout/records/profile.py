@@ -28,6 +28,8 @@ class Mfu:
     rated_source: str = ""
     measured_flops_per_s: float | None = None
     uncounted_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    # What others reached with models of this kind, where that is known.
+    typical: str = ""
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

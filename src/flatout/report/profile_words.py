@@ -65,6 +65,8 @@ def mfu_lines(profile: Profile) -> list[str]:
         parts.append(f"{percent(mfu.of_measured)} of the measured {which} ({peak})")
     said = ", ".join(parts) or f"unknown ({mfu.unknown.get('of_measured', mfu.reason)})"
     lines = [f"MFU: {said}; {rate} of model work, {count(mfu.flops_per_step)} operations a step"]
+    if mfu.typical and mfu.of_rated is not None:
+        lines.append(f"     {mfu.typical}")
     if mfu.recomputed_flops_per_step:
         lines.append(f"     recomputed beside it: {count(mfu.recomputed_flops_per_step)} operations a step")
     if mfu.uncounted_operators:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flatout.analyze.profile import Peaks
 from flatout.analyze.recorded import (
     line_uses,
     memory_timeline,
@@ -14,10 +15,13 @@ from flatout.analyze.recorded import (
     recordings,
     waterfall,
     with_lines,
+    with_recordings,
 )
+from flatout.analyze.typical import typical_mfu
 from flatout.records.profile import LineUse
 from flatout.records.step import Share, StepTimes
 from flatout.records.trace import KernelUse, SyncPoint, TraceSummary
+from tests.profiles import profile
 
 STEP = StepTimes(p50=20.0, p95=21.0, mean=20.0, low=19.9, high=20.1, clock="device")
 KERNEL = KernelUse(name="gemm", kind="matmul", calls=1, ms=6.0, mean_us=6000.0, share=1.0)
@@ -139,3 +143,44 @@ def test_a_recording_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert found is None
     assert "could not be read" in reason
     assert memory_timeline(tmp_path, on_gpu=True) == ()
+
+
+def test_a_gpu_whose_counters_cannot_be_read_is_marked(tmp_path: Path) -> None:
+    place = tmp_path / "ranks" / "0-1"
+    place.mkdir(parents=True)
+    events = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": "ProfilerStep#1",
+            "ts": 0,
+            "dur": 100,
+            "pid": 1,
+            "tid": 1,
+        },
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 10, "dur": 50, "pid": 1, "tid": 1},
+    ]
+    with gzip.open(place / "rank0.pt.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    written = profile(waterfall=(Share(part="unattributed", ms=22.9, share=1.0),))
+    found = with_recordings(written, tmp_path, {"device": "cuda:0"}, Peaks())
+    assert found.trace is not None
+    assert "CUPTI is busy or denied" in found.trace.notes[-1]
+    assert found.waterfall == written.waterfall
+    on_cpu = with_recordings(written, tmp_path, {"device": "cpu"}, Peaks())
+    assert on_cpu.trace is not None
+    assert not any("CUPTI" in note for note in on_cpu.trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("operators", "is_known"),
+    [
+        (("aten._softmax", "aten.mm"), True),
+        (("aten._scaled_dot_product_flash_attention",), True),
+        (("aten.convolution", "aten._softmax"), False),
+        (("aten.mm",), False),
+        ((), False),
+    ],
+)
+def test_a_yardstick_only_where_there_is_one(operators: tuple[str, ...], is_known: bool) -> None:
+    assert bool(typical_mfu(operators)) == is_known
