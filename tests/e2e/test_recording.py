@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flatout.records.plan import Choice, Fingerprint, Plan
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import ENDLESS, QUICK
 
@@ -73,3 +74,12 @@ def test_a_script_that_breaks_under_the_profiler_has_its_profile(flatout: Run, t
     found = json.loads(done.stdout)
     assert found["updates"] == 20
     assert found["trace"] is None
+
+
+def test_a_job_is_profiled_with_the_levers_of_a_plan(flatout: Run, tmp_path: Path) -> None:
+    job = Fingerprint(script="train.py", script_sha256="0", arguments=(), device="cpu", torch="", flatout="")
+    Plan(job=job, levers=(Choice(id="garbage-collector"),)).write(tmp_path / "plan.toml")
+    found = profiled(flatout, tmp_path, ENDLESS, "--plan", "plan.toml")
+    assert found["updates"] == 20
+    [session] = tmp_path.glob(".flatout/runs/*/trials/1-profile/ranks/*/session.json")
+    assert json.loads(session.read_text())["levers"] == {"garbage-collector": {"applied": True}}

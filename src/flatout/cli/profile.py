@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flatout.records.finding import Finding
     from flatout.records.profile import Profile
     from flatout.records.runs import RunFolder
+    from flatout.runtime.profiling import ProfileRequest
 
 
 @click.command("profile", short_help=COMMANDS["profile"].purpose, context_settings=JOB_SETTINGS)
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--stacks", is_flag=True, help="Record Python's stacks too, for Perfetto and TensorBoard.")
 @click.option("--nsys", is_flag=True, help="Also some steps under Nsight Systems, as it sees them.")
 @click.option("--ncu", is_flag=True, help="Also one step under Nsight Compute: what binds each kernel.")
+@click.option("--plan", metavar="FILE", help="With the levers of a plan on: what is left after tuning.")
 @click.option("--against", metavar="RUN", help="Say what became slower since an earlier profile.")
 @click.option("--no-limits", is_flag=True, help="Don't measure the device's limits where none are kept.")
 @job_options
@@ -47,6 +49,7 @@ def command(
     stacks: bool,
     nsys: bool,
     ncu: bool,
+    plan: str | None,
     against: str | None,
     no_limits: bool,
     **job: Any,
@@ -63,6 +66,7 @@ def command(
       flatout profile train.py --lr 3e-4
       flatout profile --steps 50 train.py
       flatout profile --loader train.py
+      flatout profile --plan flatout.toml train.py
       flatout profile --against 20261115-101500 train.py
       flatout profile --nsys --ncu train.py
       flatout profile -m mypackage.train --config small.yaml
@@ -87,6 +91,8 @@ def command(
         record="" if no_trace else "stacks" if stacks else "kernels",
         **job,
     )
+    if plan is not None:
+        request = _under(plan, request)
     earlier = _earlier(against) if against is not None else None
     tools = [name for name, wanted in (("nsys", nsys), ("ncu", ncu)) if wanted]
     outside = None
@@ -134,6 +140,18 @@ def _kept(profile: "Profile", folder: "RunFolder") -> "Profile":
     folder.write("profile", 1, profile)
     write_atomically(page, profile_page(profile).encode("utf-8", "replace"))
     return profile
+
+
+def _under(plan: str, request: "ProfileRequest") -> "ProfileRequest":
+    """The same job with a plan's levers on from its first step."""
+    import dataclasses
+    from pathlib import Path
+
+    from flatout.records.plan import read_plan
+    from flatout.tune.request import command_of, order_of
+
+    levers = read_plan(Path(plan)).levers
+    return dataclasses.replace(request, order=order_of(levers), command=command_of(request.command, levers))
 
 
 def _earlier(run: str) -> "Profile":
