@@ -48,8 +48,14 @@ class GpuSide:
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self._lose_the_clock(error)
 
+    def _wants_detail(self, updates: int) -> bool:
+        """Where levers take turns only whole steps count, and looking closer weighs on the fastest most."""
+        return self._session.bench is None and DeviceClock.wants_detail(updates)
+
     def loss(self, tensor: Any) -> Any:
         """A loss: its value where it lies in host memory, else a slot that comes with the step."""
+        if self._session.bench is not None:
+            return None
         value = self.deferred.value_of(tensor)
         if isinstance(value, Slot):
             self._losses.append(value)
@@ -57,6 +63,8 @@ class GpuSide:
 
     def norm(self, tensor: Any) -> Any:
         """A gradient norm, likewise."""
+        if self._session.bench is not None:
+            return None
         value = self.deferred.value_of(tensor)
         if isinstance(value, Slot):
             self._norms.append(value)
@@ -70,7 +78,7 @@ class GpuSide:
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self._lose_the_clock(error)
             else:
-                self._session.detailed = DeviceClock.wants_detail(updates)
+                self._session.detailed = self._wants_detail(updates)
 
     def close(self, updates: int, *, late: bool) -> None:
         """The end of a step, with everything that it left; and whether the next is looked at in detail."""
@@ -83,7 +91,7 @@ class GpuSide:
             self._clock.close(updates, marks, losses, norms, opens_next=opens_next)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             self._lose_the_clock(error)
-        self._session.detailed = self._session.watching and DeviceClock.wants_detail(updates)
+        self._session.detailed = self._session.watching and self._wants_detail(updates)
 
     def drain(self) -> None:
         """The process ends: wait a little for what is on its way."""
