@@ -44,7 +44,8 @@ def time_kernels(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> d
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     compute()
-            with torch.cuda.graph(graph, stream=stream):
+            # A loader that pins batches in a thread of its own must not spoil the capture.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 compute()
         graph.replay()
         return graph

@@ -122,6 +122,8 @@ class TraceSummary:
     # By ncu; those that take most first.
     counters: tuple[CounterUse, ...] = ()
     skipped_events: int = 0
+    # What dominates, and what should be done at once in place of one by one.
+    advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -24,6 +24,8 @@ def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
         draw_parts("where the time goes", found.waterfall, console)
     draw_kernels(found, console, top=top)
     draw_operators(found, console, top=top)
+    for advice in found.advice:
+        console.print(line(advice))
     _draw_counters(found.counters[:top], console)
     draw_waits(found.syncs, console, top=top)
     for rank in found.ranks:

@@ -170,3 +170,24 @@ def test_without_a_gpu_it_is_what_the_host_did(tmp_path: Path) -> None:
         "aten::addmm": 2.0, "aten::linear": 1.0, "aten::stack": 1.0, "aten::_fused_adamw_": 1.0,
     }  # fmt: skip
     assert any("no kernel of a GPU" in note for note in found.notes)
+
+
+def test_what_dominates_and_what_should_be_batched_is_said(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0.0, 30.0)
+    trace.kernel(MATMUL, 1.0, 20.0, operator="aten::addmm")
+    for number in range(400):
+        trace.kernel(ADD, 21.5 + 0.01 * number, 0.002, operator="aten::add_")
+    found = trace.summary(tmp_path)
+    assert found.advice == (
+        f"{MATMUL} dominates: 96% of what the device computes",
+        "batch these: aten::add_, 400 times a step, 2.0 us each",
+    )
+
+
+def test_nothing_is_advised_where_work_is_spread_and_long(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0.0, 30.0)
+    for number, name in enumerate(("aten::mm", "aten::add", "aten::sum", "aten::mul")):
+        trace.kernel(f"{name}_kernel", 1.0 + number, 0.9, operator=name)
+    assert trace.summary(tmp_path).advice == ()

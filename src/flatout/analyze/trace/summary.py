@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from flatout.records.step import Share, StepTimes
 from flatout.records.trace import CounterUse, KernelUse, OperatorUse, RankTrace, TraceSummary
 
 _TOP = 25
+# Of the time, what dominates; times a step and microseconds each, what should be batched.
+_DOMINATES = 0.3
+_OFTEN, _SHORT_US = 300, 6.0
 _ORDER = (
     "input_wait", "host_to_device", "sync_stall", "launch_gap", "matmul", "attention", "memory_bound",
     "optimizer", "communication", "other_gpu", "host_compute", "unattributed",
@@ -82,6 +86,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     busy = found.length - total(found.idle) if has_device else None
     on_cores = _tensor_core_share(found)
     devices = head.get("deviceProperties") or [{}]
+    kernels, operators = _kernels(found), _operators(found)
     name = columns.device_name or devices[0].get("name")
     reasons = {}
     if not found.step_ms:
@@ -97,12 +102,13 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
         device_name=str(name) if has_device and name else None,
         busy_share=busy / found.length if busy is not None and found.length else None,
         waterfall=_waterfall(found),
-        kernels=_kernels(found),
-        operators=_operators(found),
+        kernels=kernels,
+        operators=operators,
         syncs=sync_points(found)[:_TOP],
         tensor_core_share=on_cores,
         kernels_per_step=len(found.device_rows) / found.steps if has_device else None,
         skipped_events=columns.skipped,
+        advice=tuple(_advice(kernels, operators)),
         notes=_notes(columns, found),
         unknown=reasons,
     )
@@ -234,6 +240,25 @@ def _head(path: Path) -> dict[str, Any]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse]) -> list[str]:
+    """What dominates, and what comes so often and is so short that it should be done at once."""
+    told = []
+    if kernels and kernels[0].share >= _DOMINATES:
+        told.append(f"{kernels[0].name} dominates: {kernels[0].share:.0%} of what the device computes")
+    elif not kernels and operators and operators[0].share >= _DOMINATES:
+        told.append(
+            f"{operators[0].name} dominates: {operators[0].share:.0%} of the host's time in operators"
+        )
+    each_us = {one.name: 1000 * one.ms / one.calls for one in operators if one.calls >= _OFTEN}
+    short = [one for one in operators if each_us.get(one.name, _SHORT_US) < _SHORT_US]
+    if short:
+        most = max(short, key=lambda one: one.calls)
+        told.append(
+            f"batch these: {most.name}, {most.calls:,.0f} times a step, {each_us[most.name]:.1f} us each"
+        )
+    return told
 
 
 def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
