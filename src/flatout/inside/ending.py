@@ -60,7 +60,7 @@ class Ending:
         """A step boundary."""
         self._ends.append(time.monotonic())
         if self.waits_for_a_call:
-            self._do_without_calls()
+            self.do_without_calls("no model is called in a step")
         elif isinstance(self._now, Window):
             self.waits_for_a_call = True
         if self.after is None or updates < self.after:
@@ -102,14 +102,16 @@ class Ending:
             return
         session.stop()
 
-    def _do_without_calls(self) -> None:
-        """A whole step went by without a call of a model: there is no place to record from or to."""
+    def do_without_calls(self, reason: str) -> None:
+        """There is no place to record from or to."""
+        if not self.waits_for_a_call:
+            return
         self.waits_for_a_call = False
         if isinstance(self._now, Window):
             self._now.abandon()
             self._now = None
         self._to_come = deque(one for one in self._to_come if not isinstance(one, Window))
-        self._session.facts["trace_reason"] = "no model is called in a step"
+        self._session.facts["trace_reason"] = reason
 
     # What happens in the step whose operations are counted
 

@@ -143,12 +143,16 @@ class ForwardTap:
     @unseen
     def _call(self, module: Any, number: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self._session
-        if session.ending.waits_for_a_call:
-            session.ending.call_begins()
-        watch = session.watch
-        if watch is not None and watch.waits_for_a_call:
-            session.guarded("watch", watch.call_begins)
         gradients = session.torch.is_grad_enabled()
+        ending, watch = session.ending, session.watch
+        # A whole evaluation is nothing to record.
+        if gradients and (ending.waits_for_a_call or (watch is not None and watch.waits_for_a_call)):
+            if not session.may_switch_profilers():
+                ending.do_without_calls("the model is called inside of a record of torch's profiler")
+            elif ending.waits_for_a_call:
+                ending.call_begins()
+            elif watch is not None:
+                session.guarded("watch", watch.call_begins)
         # In eval mode with gradients a call may train or evaluate: only what follows it tells.
         if gradients:
             session.guarded("forward", self._before, module, args, kwargs)

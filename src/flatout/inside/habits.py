@@ -87,20 +87,19 @@ class HabitsTap:
 
     def backward_begins(self) -> None:
         """What became of the last step's gradients. Two updates are looked at: that waits for the device."""
-        updates = self._session.updates
+        updates, torch = self._session.updates, self._session.torch
         if (
             updates < _GRADIENTS_FROM
             or updates in self._gradients
             or len(self._gradients) >= _GRADIENTS_OFTEN
         ):
             return
-        parameters = (
-            parameter
-            for optimizer in self._session.optimizers()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        optimizers = self._session.optimizers()
+        if len(optimizers) != 1 or (self._session.on_gpu and torch.cuda.is_current_stream_capturing()):
+            return  # of several each leaves the others' gradients alone
+        parameters = (parameter for group in optimizers[0].param_groups for parameter in group["params"])
         left = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        left = [gradient for gradient in left if gradient.layout is torch.strided]
         kept = any(bool(gradient.count_nonzero()) for gradient in left[:_GRADIENTS_AT_MOST])
         self._gradients[updates] = "kept" if kept else "zeroed" if left else "none"
 

@@ -29,6 +29,7 @@ from flatout.inside.memory import MemoryTap, held_by
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
 from flatout.inside.ranges import Ranges
+from flatout.inside.records_open import OpenRecords
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
@@ -88,6 +89,8 @@ class Session:
         self.guarding = Guarding(self) if order.guard_updates or order.perturb else None
         self.scene = Scene(self) if order.levers or order.bench else None
         self.bench = Bench(self, self.scene) if order.bench and self.scene is not None else None
+        # Where profilers may be switched is known only while this is counted.
+        self.records = OpenRecords(torch) if order.record or order.watch_every else None
         self.watch = Watch(self, order.watch_every) if order.watch_every else None
         self.habits: HabitsTap | None = None
         self.in_backward = False
@@ -176,6 +179,8 @@ class Session:
         self._taps.clear()
         if self._worker_loop is not None:
             self._worker_loop.undo()
+        if self.records is not None:
+            self.records.remove()
         if self.ranges is not None:
             self.ranges.close()
         self._armed = False
@@ -283,6 +288,10 @@ class Session:
         """Every optimizer that has made an update."""
         steps = self._tap("steps", StepsTap)
         return steps.optimizers() if steps is not None else []
+
+    def may_switch_profilers(self) -> bool:
+        """Not inside of a record, which crashes: the script's own, or that of an update with a closure."""
+        return self.records is not None and not self.records.any()
 
     def roots(self) -> list[Any]:
         """The modules that train."""

@@ -47,7 +47,9 @@ class Watch:
         """A step has ended."""
         before, self._ended_ns = self._ended_ns, ended_ns
         if self._window is not None:
-            self.waits_for_a_call = self._session.watching = True
+            if self.waits_for_a_call:  # a whole step without a call of a model
+                self.close()
+            self.waits_for_a_call = self._session.watching = self._window is not None
             return
         if self._leave_out:
             self._leave_out -= 1

@@ -6,9 +6,11 @@ marked as a step. Python's stacks are recorded only where they are asked for: fo
 """
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.tap import Patch, undo_all
 from flatout.records.session import DETAILS_FILE, TRACE_FILE
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Window:
         self._file = name or (DETAILS_FILE if details else TRACE_FILE)
         self._profiler: Any = None
         self._mark: Any = None
+        self._patches: list[Patch] = []
         self._passed = 0
         self.name = "details" if details else "trace"
         self.steps = 0
@@ -55,6 +58,23 @@ class Window:
             profile_memory=self._details,
         )
         self._profiler.start()
+        self._make_way()
+
+    def _make_way(self) -> None:
+        """There can be one profiler at a time: if the script starts one of its own, ours ends first."""
+        kind, ours = self._session.torch.profiler.profile.__mro__[1], self._profiler
+
+        def making_way(real: Any) -> Any:
+            @functools.wraps(real)
+            def starting(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+                if profiler is not ours:
+                    self.abandon()
+                return real(profiler, *args, **kwargs)
+
+            return starting
+
+        for name in ("prepare_trace", "start_trace"):
+            self._patches.append(Patch(kind, name, making_way(getattr(kind, name))))
 
     def step(self) -> None:
         """A step boundary inside the window."""
@@ -64,6 +84,8 @@ class Window:
             number = self._passed - _WARM_UP
             self._mark = self._session.torch.profiler.record_function(f"ProfilerStep#{number}")
             self._mark.__enter__()
+            if self._session.records is not None:
+                self._session.records.add(-1)
 
     def end(self) -> None:
         """Stop, and write the file."""
@@ -71,6 +93,7 @@ class Window:
         if profiler is None:
             return
         self._end_mark()
+        undo_all(self._patches)
         if self._session.on_gpu:
             # What the last step launched must end inside: a kernel that is cut off counts nowhere.
             self._session.torch.cuda.synchronize(self._session.device)
@@ -83,13 +106,16 @@ class Window:
 
     def abandon(self) -> None:
         """The script raised: leave no profiler behind."""
+        profiler, self._profiler = self._profiler, None
         with contextlib.suppress(Exception):
+            undo_all(self._patches)
             self._end_mark()
-            if self._profiler is not None:
-                self._profiler.stop()
-        self._profiler = None
+            if profiler is not None:
+                profiler.stop()
 
     def _end_mark(self) -> None:
         mark, self._mark = self._mark, None
         if mark is not None:
+            if self._session.records is not None:
+                self._session.records.add(+1)
             mark.__exit__(None, None, None)

@@ -29,6 +29,9 @@ _MOVE_NOTHING = (
     "profiler::",
 )
 
+# They read as much as they give, however large what they pick from is; or read nothing at all.
+_PICK_SOME = ("aten::embedding", "aten::index", "aten::index_select", "aten::gather")
+_ONLY_WRITE = ("aten::zero", "aten::fill", "aten::zeros_like", "aten::ones_like", "aten::full_like")
 _READS_LOSSES = "flatout.inside.deferred"
 
 
@@ -52,7 +55,9 @@ class Work:
         self.called(operator.name)
         with contextlib.suppress(Exception):  # a tensor that does not say what it is counts nowhere
             read, written = tensors_in(self._torch, (args, kwargs)), tensors_in(self._torch, out)
-            moved = sum(tensor.numel() * tensor.element_size() for tensor in (*read, *written))
+            moved = _bytes(written) if operator.name in _ONLY_WRITE else _bytes(read) + _bytes(written)
+            if operator.name in _PICK_SOME:
+                moved = 2 * _bytes(written) + _bytes([one for one in read if not one.is_floating_point()])
             dtype = _dtype(written) or _dtype(read)
             self._moves[operator.name, flops, moved, dtype] += 1
             shape = _product(operator.name, args, out)
@@ -97,6 +102,10 @@ def _is_our_own(users: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _dtype(tensors: Any) -> str:

@@ -173,7 +173,7 @@ def _grow(
     tried: list[Size],
     deadline: float,
 ) -> str:
-    before, factor = now.samples_per_s or 0.0, 2
+    before, factor, fits = now.samples_per_s or 0.0, 2, math.inf
     while last.pace is not None and not last.outcome:
         rate, peak = last.pace.samples_per_s or 0.0, last.pace.peak_bytes
         if rate < before * (1 + _KNEE):
@@ -183,15 +183,18 @@ def _grow(
             return "twice as many samples would not fit"
         if last.size >= _LARGEST_FACTOR * was:
             return "larger was not tried"
+        if 2 * last.size > fits:
+            return next(one.outcome for one in tried if one.outcome or one.pace is None)
         if time.monotonic() > deadline:
             return "the time allowed was over"
         # Where twice the samples take hardly longer the knee is far away; every size costs a run.
         far = rate >= before * _HARDLY_LONGER ** math.log2(factor) and room >= 3.6
+        far = far and 4 * last.size <= _LARGEST_FACTOR * was
         before, factor, smaller = rate, 4 if far else 2, last.size
         last = _try(source, factor * smaller, was, measure)
         tried.append(last)
         if far and (last.pace is None or last.outcome):
-            factor = 2
+            factor, fits = 2, 3 * smaller  # four times as many do not
             last = _try(source, factor * smaller, was, measure)
             tried.append(last)
     return last.outcome

@@ -903,3 +903,14 @@ def test_a_model_on_one_rank_of_one_costs_what_it_costs_alone(how: str, tmp_path
         assert (totals.flops, totals.uncounted) == (2 * 2 * 3 * 4 * 5 + 3 * 2 * 3 * 5 * 6, {})
     finally:
         dist.destroy_process_group()
+
+
+def test_bytes_are_those_that_move() -> None:
+    table, weights = nn.Embedding(100_000, 8), torch.zeros(1000)
+    picked = torch.tensor([1, 2, 3])
+    count = start_counting(torch)
+    table(picked)
+    weights.zero_()
+    moved = {name: size for name, _, size, _, _ in count.stop().moves}
+    assert moved["aten::embedding"] == 2 * 3 * 8 * 4 + 3 * 8
+    assert moved["aten::zero"] == 4000
