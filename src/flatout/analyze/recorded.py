@@ -1,29 +1,24 @@
-"""What the steps under torch's profiler add to a profile: kernels, waits with their lines, memory."""
+"""What the steps under torch's profiler add to a profile: kernels, the waterfall, waits with their lines."""
 
 import dataclasses
-import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from flatout.analyze.floors import floors, product_shapes
+from flatout.analyze.memory_timeline import memory_timeline
 from flatout.analyze.profile import Peaks
 from flatout.analyze.trace.chunks import NotATrace
 from flatout.analyze.trace.summary import summarize
 from flatout.analyze.typical import typical_mfu
-from flatout.records.profile import LineUse, MemoryPoint, Profile
+from flatout.records.profile import LineUse, Profile
 from flatout.records.session import RANKS_FOLDER
 from flatout.records.step import Share, StepTimes
 from flatout.records.trace import SyncPoint, TraceSummary
 
 # On the device; the rest of a step it idles.
 _BUSY = ("host_to_device", "matmul", "attention", "memory_bound", "optimizer", "communication", "other_gpu")
-_POINTS = 240
 _LINES_AT_MOST = 200
-_LARGEST_DETAILS_BYTES = 256 << 20
-_ON_GPU = 1
 # How operators that wait call themselves in a trace, and what they dispatch to.
 _WAITING = {
     "aten::_local_scalar_dense": ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"),
@@ -45,9 +40,6 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
     if about.get("trace_reason"):
         reason = f"no step was recorded: {about['trace_reason']}"
     on_gpu = str(about.get("device", "cpu")).startswith("cuda")
-    known = {name: why for name, why in profile.unknown.items() if name != "trace"}
-    if trace is None:
-        known["trace"] = reason
     parts = profile.waterfall
     if trace is not None and on_gpu and not trace.kernels:
         # Another profiler holds the counters, or the driver lets nobody read them.
@@ -72,7 +64,7 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
         products=product_shapes(counted),
         lines=lines[:_LINES_AT_MOST],
         memory_timeline=memory_timeline(trial, on_gpu=on_gpu),
-        unknown=known,
+        unknown={**profile.unknown, "trace": reason},
     )
 
 
@@ -153,52 +145,3 @@ def line_uses(counted: Mapping[str, Any]) -> tuple[LineUse, ...]:
         LineUse(operator=operator, file=file, line=line, function=function, calls=calls)
         for operator, file, line, function, calls in rows
     )
-
-
-class _Allocation(msgspec.Struct):
-    total: int = msgspec.field(name="Total Allocated", default=-1)
-    kind: int = msgspec.field(name="Device Type", default=-1)
-
-
-class _Instant(msgspec.Struct):
-    ts: float = 0.0
-    name: str = ""
-    args: Any = None
-
-
-class _File(msgspec.Struct):
-    events: list[_Instant] = msgspec.field(name="traceEvents", default_factory=list)
-
-
-def memory_timeline(trial: Path, *, on_gpu: bool) -> tuple[MemoryPoint, ...]:
-    """How much was allocated over the recorded steps of the first rank, at a few hundred instants."""
-    paths = recordings(trial, "rank*-details.pt.trace.json.gz")
-    if not paths:
-        return ()
-    try:
-        with gzip.open(paths[0]) as file:
-            text = file.read(_LARGEST_DETAILS_BYTES + 1)
-        if len(text) > _LARGEST_DETAILS_BYTES:
-            return ()
-        events = msgspec.json.decode(text, type=_File, strict=False).events
-    except (OSError, EOFError, msgspec.MsgspecError, ValueError):
-        return ()
-    points = []
-    for event in events:
-        if event.name == "[memory]":
-            about = msgspec.convert(event.args, _Allocation, strict=False)
-            if (about.kind == _ON_GPU) == on_gpu and about.total >= 0:
-                points.append((event.ts / 1000, about.total))
-    return _thinned(sorted(points))
-
-
-def _thinned(points: list[tuple[float, int]]) -> tuple[MemoryPoint, ...]:
-    """The highest and the lowest of each stretch: peaks must not be lost."""
-    if not points:
-        return ()
-    begin, stretch = points[0][0], max(1, -(-2 * len(points) // _POINTS))
-    kept: list[tuple[float, int]] = []
-    for start in range(0, len(points), stretch):
-        part = points[start : start + stretch]
-        kept += sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
-    return tuple(MemoryPoint(ms=ms - begin, allocated_bytes=size) for ms, size in kept)

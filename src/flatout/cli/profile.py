@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flatout.records.finding import Finding
     from flatout.records.profile import Profile
     from flatout.records.runs import RunFolder
+    from flatout.records.trace import TraceSummary
     from flatout.runtime.profiling import ProfileRequest
 
 
@@ -76,8 +77,6 @@ def command(
     import dataclasses
 
     from flatout.records.errors import EXIT_DONE, EXIT_JOB, FlatoutError
-    from flatout.report.profile import draw_profile
-    from flatout.report.trace import draw_trace
     from flatout.runtime.profiling import profile_job
     from flatout.runtime.sweep import sweep_loader
 
@@ -111,20 +110,29 @@ def command(
                 outside = look_from_outside(tools, request, profile, folder.path, progress)
             except FlatoutError:
                 if not output.as_json:  # what was found without the tool is found
-                    draw_profile(profile, output.console())
+                    _show(profile, None, output)
                 raise
             folder.write("trace", 1, outside)
-    if output.as_json:
-        more = {"outside": outside} if outside is not None else {}
-        output.document("profile", 1, {**vars(profile), **more} if more else profile)
-    else:
-        draw_profile(profile, output.console())
-        if outside is not None:
-            output.console().print()
-            draw_trace(outside, output.console())
+    _show(profile, outside, output)
+    if not output.as_json:
         output.notice(f"the picture: {profile.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE if profile.trial.outcome in ("stopped", "ended") else EXIT_JOB
+
+
+def _show(profile: "Profile", outside: "TraceSummary | None", output: Output) -> None:
+    """The profile, and what another tool has seen from outside."""
+    from flatout.report.profile import draw_profile
+    from flatout.report.trace import draw_trace
+
+    if output.as_json:
+        more = {"outside": outside} if outside is not None else {}
+        output.document("profile", 1, {**vars(profile), **more} if more else profile)
+        return
+    draw_profile(profile, output.console())
+    if outside is not None:
+        output.console().print()
+        draw_trace(outside, output.console())
 
 
 def _kept(profile: "Profile", folder: "RunFolder") -> "Profile":
@@ -135,8 +143,7 @@ def _kept(profile: "Profile", folder: "RunFolder") -> "Profile":
     from flatout.report.profile_page import profile_page
 
     page = folder.path / "report.html"
-    unknown = {name: why for name, why in profile.unknown.items() if name != "report"}
-    profile = dataclasses.replace(profile, report=str(page), unknown=unknown)
+    profile = dataclasses.replace(profile, report=str(page))
     folder.write("profile", 1, profile)
     write_atomically(page, profile_page(profile).encode("utf-8", "replace"))
     return profile

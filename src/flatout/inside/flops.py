@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from flatout.inside.blind_spots import BlindSpots, Waits
 from flatout.inside.flop_formulas import FORMULAS, Arguments, Formula, Operator, tensors_in
 from flatout.inside.tap import Patch
 from flatout.inside.work import Work
@@ -97,9 +98,9 @@ class FlopCount:
         self._counts_fakes = any(isinstance(mode, fakes.FakeTensorMode) for mode in self._stack.modes())
         with contextlib.ExitStack() as undo:
             undo.callback(_CompilerOff(torch).end)
-            self._blind_spots = _BlindSpots(torch, self._note)
+            self._blind_spots = BlindSpots(torch, self._note)
             undo.callback(self._blind_spots.remove)
-            self._waits = _Waits(torch, self._work.called)
+            self._waits = Waits(torch, self._work.called)
             undo.callback(self._waits.remove)
             self._stack.put_at_the_bottom()
             undo.callback(self._stack.take_off)
@@ -336,79 +337,6 @@ class _CompilerOff:
                 self._ours.__enter__()
 
         return as_found
-
-
-class _BlindSpots:
-    """Names what no mode sees: CUDA graphs replayed, Triton kernels, threads of `DataParallel`."""
-
-    def __init__(self, torch: Any, note: Any) -> None:
-        self._note = note
-        self._thread = threading.local()
-        triton = sys.modules.get("triton.runtime.jit")
-        self._patches = [
-            self._watch(owner, method, name)
-            for owner, method, name in (
-                (torch.cuda.CUDAGraph, "replay", "cuda_graph::replay"),
-                (torch.nn.DataParallel, "parallel_apply", "data_parallel::parallel_apply"),
-                (getattr(triton, "JITFunction", None), "run", "triton::{}"),
-            )
-            if hasattr(owner, method)
-        ]
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for patch in self._patches:
-            patch.undo()
-
-    @contextlib.contextmanager
-    def looked_after(self) -> Iterator[None]:
-        """An operator that has been judged runs: the kernels that it launches are its own."""
-        outer, self._thread.judged = getattr(self._thread, "judged", False), True
-        try:
-            yield
-        finally:
-            self._thread.judged = outer
-
-    def _watch(self, owner: Any, method: str, name: str) -> Patch:
-        real = getattr(owner, method)
-
-        @functools.wraps(real)
-        def watched(itself: Any, *args: Any, **kwargs: Any) -> Any:
-            if not getattr(self._thread, "judged", False):
-                self._note(name.format(getattr(itself, "__name__", "kernel")))
-            return real(itself, *args, **kwargs)
-
-        return Patch(owner, method, watched)
-
-
-class _Waits:
-    """Sees waits for a device that are no operator."""
-
-    def __init__(self, torch: Any, called: Any) -> None:
-        self._called = called
-        self._patches = [
-            self._watch(owner, method, name)
-            for owner, method, name in (
-                (torch.cuda, "synchronize", "cuda::synchronize"),
-                (torch.cuda.Stream, "synchronize", "cuda::stream_synchronize"),
-                (torch.cuda.Event, "synchronize", "cuda::event_synchronize"),
-            )
-        ]
-
-    def remove(self) -> None:
-        """Stop watching."""
-        for patch in self._patches:
-            patch.undo()
-
-    def _watch(self, owner: Any, method: str, name: str) -> Patch:
-        real = getattr(owner, method)
-
-        @functools.wraps(real)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self._called(name)
-            return real(*args, **kwargs)
-
-        return Patch(owner, method, watched)
 
 
 @functools.cache

@@ -189,9 +189,7 @@ class HabitsTap:
         """Whether the script has compiled anything: our own levers are not on in a baseline."""
         if any("_orig_mod" in vars(root).get("_modules", {}) for root in roots):
             return True
-        events = self._session.torch.__dict__.get("_dynamo")
-        counters = getattr(getattr(events, "utils", None), "counters", {})
-        return bool(counters.get("stats", {}).get("unique_graphs"))
+        return bool(self._graphs())
 
     def _entering(self, real: Any) -> Any:
         tap = self

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from flatout.levers.bf16 import Bf16
 from flatout.levers.float32_outputs import Float32Outputs
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Refused, Scene, Settings
@@ -33,16 +34,8 @@ class Bf16Parameters(Lever):
     @classmethod
     def check(cls, job: JobFacts) -> str:
         """Needs hardware that computes in bf16, float32 to begin with, and precision left alone."""
-        if job.habit("autocast"):
-            return f"the script autocasts itself, to {job.habit('autocast')}"
-        if job.habit("scales_loss"):
-            return "the script scales its loss, which is made for fp16"
-        if job.habit("parameter_dtype", "float32") != "float32":
-            return f"parameters are in {job.habit('parameter_dtype')}"
-        if job.on_gpu and job.capability is not None and job.capability < (8, 0):
-            return "this GPU computes no faster in bf16: that came with compute capability 8.0"
-        if not job.on_gpu and not job.habit("cpu_bf16"):
-            return "this CPU has no instructions for bf16"
+        if reason := Bf16.check(job):
+            return reason
         if job.ranks > 1:
             return _SEVERAL_RANKS
         return ""

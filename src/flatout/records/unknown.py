@@ -18,14 +18,15 @@ _SENTINELS = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFF
 
 
 def fill_reasons(record: Any, *, default: str = NOT_RECORDED) -> None:
-    """Give every None field of a frozen record a reason, if nobody has given one."""
-    missing = {
-        field.name: default
-        for field in dataclasses.fields(record)
-        if getattr(record, field.name) is None and field.name not in record.unknown
-    }
-    if missing:
-        object.__setattr__(record, "unknown", {**record.unknown, **missing})
+    """Give every None field of a frozen record a reason, if nobody has given one.
+
+    A record that replaces another may know what that one did not: the reason goes.
+    """
+    empty = {field.name: getattr(record, field.name) is None for field in dataclasses.fields(record)}
+    kept = {name: why for name, why in record.unknown.items() if empty.get(name, True)}
+    missing = {name: default for name, is_empty in empty.items() if is_empty and name not in kept}
+    if missing or len(kept) < len(record.unknown):
+        object.__setattr__(record, "unknown", {**kept, **missing})
 
 
 def is_sentinel(value: object) -> bool:

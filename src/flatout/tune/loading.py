@@ -13,10 +13,10 @@ from flatout.records.plan import Choice
 from flatout.records.profile import Profile
 from flatout.records.tuning import LeverTrial
 from flatout.runtime.sweep import sweep_loader, workers_needed
+from flatout.tune.limits import Limits
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, input_wait
 from flatout.tune.request import order_of
-from flatout.tune.search import Limits
 
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03

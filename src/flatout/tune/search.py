@@ -23,6 +23,7 @@ from flatout.records.plan import Choice
 from flatout.records.tuning import LeverTrial, Rung, Verdict
 from flatout.tune.arms import Arm, ArmResult, Ask
 from flatout.tune.bench import Search
+from flatout.tune.limits import Limits
 
 # Less than this is not worth a change of anybody's job.
 WORTH = 0.01
@@ -67,38 +68,6 @@ _RANKS = (
 # What is tried on top of the rest, in this order: each changes what the one before has left.
 _ON_TOP = ("compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the user set."""
-
-    only: frozenset[str] = frozenset()
-    skip: frozenset[str] = frozenset()
-    # Levers that change the training, and that the user wants nevertheless.
-    allow: frozenset[str] = frozenset()
-    # When there is no time for another comparison.
-    deadline: float = float("inf")
-    # How long one comparison may take.
-    comparison_s: float = 30.0
-    # Updates that the whole job makes, where the user said.
-    job_steps: int | None = None
-    # Whether less memory is what the user wants.
-    for_memory: bool = False
-
-    def refusal(self, lever: str) -> str:
-        """Why the user wants this lever left out, or nothing."""
-        if self.only and lever not in self.only:
-            return "left out by --only"
-        if lever in self.skip:
-            return "left out by --skip"
-        if BY_ID[lever].safety == "recipe" and lever not in self.allow:
-            return f"it changes the training: only with --allow {lever}"
-        if BY_ID[lever].safety == "memory" and not self.for_memory:
-            return "memory does not bind: only with --goal memory"
-        if BY_ID[lever].for_memory and not self.for_memory and lever not in self.only:
-            return f"it saves memory more than time: --goal memory, or --only {lever}"
-        return ""
 
 
 class Finder:

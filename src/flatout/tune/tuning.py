@@ -30,13 +30,14 @@ from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, read_answers, write_job
 from flatout.tune.larger_batch import larger_batch
 from flatout.tune.lean import lean
+from flatout.tune.limits import Limits
 from flatout.tune.loading import LoaderStage, with_workers
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
-from flatout.tune.search import WORTH, Finder, Limits
+from flatout.tune.search import WORTH, Finder
 
 # Of the budget, whatever the proof will take.
 _FOR_THE_SEARCH = 0.5

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from flatout.analyze.memory_timeline import memory_timeline
 from flatout.analyze.profile import Peaks
 from flatout.analyze.recorded import (
     line_uses,
-    memory_timeline,
     read_recordings,
     recordings,
     waterfall,

@@ -1,5 +1,6 @@
 """Counters of ncu: both of its pages, whatever stands around them, and beside a trace."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,8 @@ def test_whatever_a_file_holds_it_is_read_or_refused(pieces: list[str], tmp_path
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400))
-def test_bytes_that_are_no_text_are_refused(data: bytes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_or_read(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "k.csv"
     path.write_bytes(b'"ID","Kernel Name"\n' + data)
-    try:
-        read_counters(path)
-    except NotATrace:
-        return
+    with contextlib.suppress(NotATrace):
+        assert all(one.calls >= 1 for one in read_counters(path))

@@ -18,8 +18,9 @@ from flatout.levers.lever import Refused  # noqa: E402
 from flatout.records.plan import Choice  # noqa: E402
 from flatout.records.tuning import Pace  # noqa: E402
 from flatout.tune.lean import lean  # noqa: E402
+from flatout.tune.limits import Limits  # noqa: E402
 from flatout.tune.pace import Measured  # noqa: E402
-from flatout.tune.search import Finder, Limits  # noqa: E402
+from flatout.tune.search import Finder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 nn = torch.nn

@@ -6,7 +6,8 @@ import pytest
 
 from flatout.levers.catalogue import BY_ID, LEVERS
 from flatout.levers.job import JobFacts
-from flatout.tune.search import Finder, Limits
+from flatout.tune.limits import Limits
+from flatout.tune.search import Finder
 
 RECIPES = sorted(name for name, lever in BY_ID.items() if lever.safety == "recipe" and lever.switchable)
 OLD_GPU = JobFacts(

@@ -14,7 +14,8 @@ from flatout.levers.job import JobFacts
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice
 from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length, mean_and_half_width
-from flatout.tune.search import Finder, Limits
+from flatout.tune.limits import Limits
+from flatout.tune.search import Finder
 
 GPU = JobFacts(
     device="cuda:0",

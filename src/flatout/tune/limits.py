@@ -1,0 +1,37 @@
+"""What the user set for a search: levers to leave out, levers that are allowed, and time."""
+
+import dataclasses
+
+from flatout.levers.catalogue import BY_ID
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user set."""
+
+    only: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    # Levers that change the training, and that the user wants nevertheless.
+    allow: frozenset[str] = frozenset()
+    # When there is no time for another comparison.
+    deadline: float = float("inf")
+    # How long one comparison may take.
+    comparison_s: float = 30.0
+    # Updates that the whole job makes, where the user said.
+    job_steps: int | None = None
+    # Whether less memory is what the user wants.
+    for_memory: bool = False
+
+    def refusal(self, lever: str) -> str:
+        """Why the user wants this lever left out, or nothing."""
+        if self.only and lever not in self.only:
+            return "left out by --only"
+        if lever in self.skip:
+            return "left out by --skip"
+        if BY_ID[lever].safety == "recipe" and lever not in self.allow:
+            return f"it changes the training: only with --allow {lever}"
+        if BY_ID[lever].safety == "memory" and not self.for_memory:
+            return "memory does not bind: only with --goal memory"
+        if BY_ID[lever].for_memory and not self.for_memory and lever not in self.only:
+            return f"it saves memory more than time: --goal memory, or --only {lever}"
+        return ""
