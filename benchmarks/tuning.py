@@ -27,6 +27,8 @@ from flatout.runtime.samples import DeviceSampler
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
+PICTURES = Path(tempfile.gettempdir()) / "flatout-pictures"
+
 # What follows `flatout tune`, in the folder where it is run; scripts of others lie where --scripts says.
 CASES: dict[str, dict[str, str]] = {
     "tiny": {
@@ -56,7 +58,8 @@ CASES: dict[str, dict[str, str]] = {
         "steps": "--steps",
     },
     "images": {
-        "words": f"{EXAMPLES}/images.py",
+        "words": f"{EXAMPLES}/images.py --width 192 --folder {PICTURES}",
+        "prepare": f"{EXAMPLES}/images.py --width 8 --folder {PICTURES} --steps 0",
         "options": "--allow batch-size",
         "steps": "--steps",
     },
@@ -161,6 +164,8 @@ def run_case(
         folder = scripts / case["folder"] if "folder" in case else Path(temporary)
         python_path = str(scripts / case["python_path"]) if "python_path" in case else ""
         plan = str(Path(temporary) / "flatout.toml")
+        if "prepare" in case:
+            subprocess.run([sys.executable, *shlex.split(case["prepare"])], check=True, capture_output=True)
         began = time.monotonic()
         options = ["--json", "--plan", plan, *shlex.split(case.get("options", "")), *more]
         done = flatout(["tune", *options, *words, *([steps, MANY] if steps else [])], folder, python_path)

@@ -2,9 +2,11 @@
 
 Every file is opened, decoded, cropped and jittered by PIL in the process that trains, one after another: the
 GPU waits. fp32, plain copies to the device, and two `.item()` every step. The files are written at the start
-to a temporary folder; the colour and the direction of the stripes say which class a picture is.
+to a temporary folder, or once to a folder of your choice; the colour and the direction of the stripes say
+which class a picture is.
 
     python examples/images.py                    # 224 x 224 pixels, batch 64: wants a GPU
+    python examples/images.py --folder pictures --steps 0       # write them, to find them there from then on
     python examples/images.py --images 128 --pixels 40 --crop 32 --width 8 --blocks 1,1,1,1 --batch-size 8
 """
 
@@ -32,7 +34,7 @@ def write_images(folder: Path, images: int, pixels: int) -> None:
     """One folder for each class: stripes of five colours, across or down, under some noise."""
     rng = np.random.default_rng(0)
     for label in range(CLASSES):
-        (folder / str(label)).mkdir()
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
     for place in range(images):
         label = place % CLASSES
         stripes, start = rng.uniform(4, 8), rng.uniform(0, 2 * math.pi)
@@ -155,6 +157,7 @@ def train(folder: Path, chosen: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, help="where the files lie, or are to lie")
     parser.add_argument("--images", type=int, default=2048)
     parser.add_argument("--pixels", type=int, default=256)
     parser.add_argument("--crop", type=int, default=224)
@@ -168,9 +171,11 @@ def main() -> None:
         parser.error("--images must be at least --batch-size")
     random.seed(0)
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        write_images(Path(folder), chosen.images, chosen.pixels)
-        train(Path(folder), chosen)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.folder or Path(temporary)
+        if not any(folder.glob("*/*.jpg")):
+            write_images(folder, chosen.images, chosen.pixels)
+        train(folder, chosen)
 
 
 if __name__ == "__main__":

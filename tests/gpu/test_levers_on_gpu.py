@@ -133,6 +133,32 @@ def test_outputs_of_graphs_are_lent_and_never_overwritten_while_kept() -> None:
     assert torch.equal(kept[0], before)
 
 
+class WithItsLoss(torch.nn.Module):
+    """Gives its logits beside the loss, whose backward pass needs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(256, 4096)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(x)
+        return logits, torch.nn.functional.cross_entropy(logits, y)
+
+
+def test_an_output_that_the_backward_pass_needs_may_be_held_by_the_script() -> None:
+    torch.manual_seed(0)
+    model = WithItsLoss().cuda()
+    call = GraphOutputs(torch, torch.compile(model.forward, mode="reduce-overhead"))
+    x, y = torch.randn(512, 256, device="cuda"), torch.randint(4096, (512,), device="cuda")
+    plain = model(x, y)[1].item()
+    for step in range(12):
+        model.zero_grad()
+        logits, loss = call(x, y)
+        loss.backward()
+        assert logits.shape == (512, 4096), step
+        assert loss.item() == pytest.approx(plain, rel=1e-5)
+
+
 def test_dropout_draws_as_written_in_guard_runs() -> None:
     model, x = Written(dropout=0.2).cuda(), torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
     call = Stage((Attention, {}), same_random=True).call(model)

@@ -4,6 +4,8 @@
 WAITS_FOR_DATA = 0.05
 COPIES = 0.02
 COLLECTOR = 0.01
+# It comes every few steps: in fewer than these, its share is chance.
+COLLECTOR_STEPS = 20
 OPTIMIZER = 0.03
 LAUNCHES = 0.5
 IDLE = 0.15

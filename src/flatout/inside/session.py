@@ -30,6 +30,7 @@ from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
 from flatout.inside.ranges import Ranges
 from flatout.inside.records_open import OpenRecords
+from flatout.inside.repeated_batches import RepeatedBatches
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
@@ -127,6 +128,8 @@ class Session:
             after_import("torch._inductor.config", lambda config: setattr(config, "fallback_random", True))
         if self.order.loader:
             self._install("loader override", LoaderOverride)
+        if self.order.repeat_batches:
+            self._install("repeated batches", RepeatedBatches)
         self._worker_loop = leave_workers_alone(self)
         self._armed = True
         _armed_sessions.append(self)

@@ -30,6 +30,9 @@ class GraphOutputs:
         self._lent: list[Lent] = []
         # Of the first calls: the memory of the copies that the script got.
         self._given: list[list[Any]] = []
+        # Of the first calls: the outputs themselves. What is dead while graphs are recorded must be dead at
+        # every replay, and later the script holds them until its backward pass is over.
+        self._alive: list[Any] = []
         # By output: how it is held when the script has no name for it. torch keeps tensors of its own over a
         # graph's memory from one replay to the next.
         self._nobody: list[Held] = []
@@ -38,6 +41,7 @@ class GraphOutputs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One call; raises Broken, before anything is overwritten, where the script keeps an output."""
+        self._alive.clear()
         found = [lent.held() for lent in self._lent]
         if len(self._given) < _WATCHED:
             return self._call_and_watch(args, kwargs)
@@ -56,6 +60,7 @@ class GraphOutputs:
             copy = _copy(tensor)
             if copy.nbytes > _SMALL_BYTES:
                 self._lent.append(Lent(self._torch, tensor))
+                self._alive.append(tensor)
                 given.append(_memory(copy))
             return copy
 

@@ -95,6 +95,8 @@ class Order:
     levers: tuple[dict[str, Any], ...] = ()
     # Follow the parent's file of arms, and change levers at step boundaries.
     bench: bool = False
+    # Yield the first batches of each loader again and again.
+    repeat_batches: bool = False
     # Sketches of gradients and parameters in the first updates, for the guard.
     guard_updates: int = 0
     # Before the first training call, change each parameter by so much of itself, at random.

@@ -5,7 +5,7 @@ Each setting is a trial of the whole job: a loader that is fast alone may starve
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from flatout.analyze.steps import NS_PER_MS, read_ranks, read_workers
 from flatout.hardware.host import read_host
 from flatout.records.machine import Host
 from flatout.records.profile import LoaderSweep, LoaderUse, Profile, SweepRow
+from flatout.records.trial import Trial
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
@@ -23,7 +24,14 @@ _WORTH = 0.03
 # Below this share of the step, waiting for data cannot be what is slow.
 _NOTHING_TO_WIN = 0.01
 _MEMORY_SHARE = 0.5
+# With more cores than this, workers leave some to the training loop.
+_CORES_FOR_ALL = 8
+RunTrial = Callable[[TrialPlan, Path, OnProgress], Trial]
 _RULE = StopRule(precision=0.03, fewest_steps=20, fewest_seconds=2.0, most_seconds=20.0)
+
+
+def _run(plan: TrialPlan, place: Path, on_progress: OnProgress) -> Trial:
+    return run_trial(plan, place, on_progress=on_progress)
 
 
 def sweep_loader(
@@ -32,6 +40,7 @@ def sweep_loader(
     folder: Path,
     on_progress: OnProgress,
     counts: Sequence[int] | None = None,
+    run: RunTrial = _run,
 ) -> Profile:
     """The profile with a sweep of its training loader's settings: every number of workers that fits.
 
@@ -42,7 +51,7 @@ def sweep_loader(
         return _with(profile, (), None, "the script uses no DataLoader")
     if profile.step_ms is None or profile.samples_per_s is None:
         return _with(profile, (), None, "the job has no steady step time to compare with")
-    sweep = _Sweep(request, profile, loader, folder, on_progress)
+    sweep = _Sweep(request, profile, loader, folder, on_progress, run)
     return sweep.run() if counts is None else sweep.run_few(counts)
 
 
@@ -54,7 +63,9 @@ class _Sweep:
         loader: LoaderUse,
         folder: Path,
         on_progress: OnProgress,
+        run: RunTrial,
     ) -> None:
+        self._run_trial = run
         self._request = request
         self._profile = profile
         self._loader = loader
@@ -130,7 +141,7 @@ class _Sweep:
             silence_s=request.silence_s,
             environment=request.environment,
         )
-        trial = run_trial(plan, place, on_progress=self._on_progress)
+        trial = self._run_trial(plan, place, self._on_progress)
         row = self._row(settings, place, trial.updates, "\n".join(trial.said[-2:]))
         self._rows.append(row)
         return row
@@ -194,7 +205,9 @@ def workers_needed(load_ms: float, step_ms: float, host: Host) -> list[int]:
     cores = cores_allowed(host)
     enough = min(cores, max(1, math.ceil(1.2 * load_ms / max(step_ms, 0.01))))
     counts = {enough, min(cores, 2 * enough)}
-    if enough == cores:  # they would take the training loop's own cores
+    if cores in counts and cores > _CORES_FOR_ALL:  # the loop itself, and the thread that pins, need some too
+        counts = {*(counts - {cores}), cores - cores // 8}
+    if enough == cores:
         counts.add(max(1, cores // 2))
     return sorted(counts)
 

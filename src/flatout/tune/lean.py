@@ -8,9 +8,10 @@ from flatout.records.plan import Choice
 from flatout.records.tuning import Pace
 from flatout.records.words import memory_size
 from flatout.tune.arms import ArmResult
+from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured
-from flatout.tune.search import OUT_OF_TIME, Finder, conflict, ordered
+from flatout.tune.search import Finder, conflict, ordered
 
 # It may cost so much time, and each lever must save so much memory.
 _SLOWER_AT_MOST = 0.05

@@ -4,6 +4,8 @@ import dataclasses
 
 from flatout.levers.catalogue import BY_ID
 
+OUT_OF_TIME = "the time allowed was over"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:

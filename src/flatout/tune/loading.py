@@ -1,8 +1,10 @@
 """The DataLoader's settings, each in a run of its own: they belong to its constructor."""
 
 import dataclasses
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,35 +13,50 @@ from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
-from flatout.records.tuning import LeverTrial
+from flatout.records.trial import Trial
+from flatout.records.tuning import LeverTrial, Pace
 from flatout.runtime.sweep import sweep_loader, workers_needed
-from flatout.tune.limits import Limits
+from flatout.runtime.trial import OnProgress, TrialPlan
+from flatout.tune.limits import OUT_OF_TIME, Limits
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, input_wait
 from flatout.tune.request import order_of
 
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03
+WAITS_LONG = 0.15
+NOT_NEEDED = LeverTrial(
+    lever="loader", safety="resampled", verdict="skipped", reason="the loop does not wait for data"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What became of the loader's settings; without a choice they stay."""
+
+    trial: LeverTrial
+    choice: Choice | None = None
+    # The job under the choice, and whatever levers were on.
+    measured: Measured | None = None
 
 
 class LoaderStage:
     """Tries them, under whatever levers are on."""
 
-    def __init__(self, measurer: Measurer, limits: Limits, folder: Path) -> None:
+    def __init__(self, measurer: Measurer, limits: Limits, folder: Path, as_written: Pace) -> None:
         self._measurer = measurer
         self._limits = limits
         self._folder = folder
+        self._as_written = as_written
 
-    def tune(
-        self, job: JobFacts, profile: Profile, levers: tuple[Choice, ...]
-    ) -> tuple[Choice | None, LeverTrial]:
+    def tune(self, job: JobFacts, profile: Profile, levers: tuple[Choice, ...]) -> Loaded:
         """Settings of the DataLoader, each in a run of its own, under these levers."""
         kind = BY_ID["loader"]
         reason = self._limits.refusal("loader") or kind.check(job)
         if self._measurer.request.goal == "memory":
             reason = "workers serve speed, and take memory"
         if reason:
-            return None, LeverTrial(lever="loader", safety=kind.safety, verdict="skipped", reason=reason)
+            return Loaded(LeverTrial(lever="loader", safety=kind.safety, verdict="skipped", reason=reason))
         predicted = kind.predict(job, {})
         request = dataclasses.replace(
             self._measurer.request.job,
@@ -47,8 +64,16 @@ class LoaderStage:
             seconds=self._measurer.rule.most_seconds,
             order=order_of(levers),
         )
+        runs: dict[str, Measured] = {}
+
+        def run(plan: TrialPlan, place: Path, tell: OnProgress) -> Trial:
+            trial, runs[_words(plan.order["loader"])] = self._measurer.run(
+                plan, place, tell, self._as_written
+            )
+            return trial
+
         counts = _worker_counts(profile)
-        swept = sweep_loader(request, profile, self._folder, self._measurer.tell, counts).loader_sweep
+        swept = sweep_loader(request, profile, self._folder, self._measurer.tell, counts, run).loader_sweep
         assert swept is not None
         trial = LeverTrial(
             lever="loader",
@@ -59,7 +84,7 @@ class LoaderStage:
             on_top_of=tuple(one.words() for one in levers),
         )
         if swept.best is None:
-            return None, trial
+            return Loaded(trial)
         rates = [
             next((row.samples_per_s for row in swept.rows if row.settings == settings), None)
             for settings in ({}, swept.best)
@@ -74,21 +99,33 @@ class LoaderStage:
             reason="the loop waited for data",
         )
         kept = msgspec.structs.replace(trial, verdict="kept", settings=settings, measured_speedup=measured)
-        return choice, kept
+        return Loaded(kept, choice, runs.get(_words(swept.best)))
 
-    def tune_on_top(
-        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]
-    ) -> tuple[Choice | None, LeverTrial]:
-        """A loader that kept up with a slow job may not keep up with a fast one."""
+    def tune_on_top(self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]) -> Loaded:
+        """A loader that kept up with a slow job may not keep up with a fast one.
+
+        Even where the search has left no time: while the loop waits long, no lever gives more.
+        """
         profile = measured.profile
-        nothing = LeverTrial(lever="loader", safety="resampled", verdict="skipped", reason="not needed")
-        if profile is None or time.monotonic() > self._limits.deadline:
-            return None, nothing
         waits = input_wait(measured)
-        if waits < _WAITS:
-            return None, nothing
+        if profile is None or waits < _WAITS:
+            return Loaded(NOT_NEEDED)
+        if time.monotonic() > self._limits.deadline and waits < WAITS_LONG:
+            return Loaded(msgspec.structs.replace(NOT_NEEDED, reason=OUT_OF_TIME))
         facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})
         return self.tune(facts, profile, levers)
+
+
+def can_repeat_batches(job: JobFacts) -> bool:
+    """Whether levers can take turns with batches that were made before.
+
+    On a CPU the workers' work is part of what a step costs; batches of several shapes are not like the first.
+    """
+    return bool(job.on_gpu and job.loaders and job.habit("input_shapes", 1) == 1)
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
 
 
 def with_workers(job: JobFacts, loader: Choice | None) -> JobFacts:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from flatout.records.plan import Choice
+from flatout.records.trial import Trial
 from flatout.records.tuning import Pace
 from flatout.runtime.progress import StopRule
 from flatout.runtime.samples import DeviceSampler
-from flatout.runtime.trial import OnProgress, run_trial
+from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 from flatout.tune.pace import Measured, measured_in
 from flatout.tune.request import TuneRequest
 
@@ -26,9 +27,13 @@ class Measurer:
         """One run."""
         place = self._folder / f"{len(list(self._folder.iterdir())) + 1}-measure"
         plan = self.request.trial(what, self.rule, levers)
+        return self.run(plan, place, self.tell, as_written)[1]
+
+    def run(self, plan: TrialPlan, place: Path, tell: OnProgress, as_written: Pace) -> tuple[Trial, Measured]:
+        """A trial, with the device watched meanwhile."""
         with DeviceSampler() as sampler:
-            trial = run_trial(plan, place, on_progress=self.tell)
-        return measured_in(trial, as_written, sampler.samples)
+            trial = run_trial(plan, place, on_progress=tell)
+        return trial, measured_in(trial, as_written, sampler.samples)
 
     def is_too_large(self, pace: Pace) -> bool:
         """Whether it takes more memory than the user allows."""

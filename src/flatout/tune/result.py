@@ -14,9 +14,9 @@ from flatout.records.words import memory_size
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
 from flatout.tune.fingerprints import fingerprint, places_below
+from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
-from flatout.tune.search import OUT_OF_TIME
 
 # Two measures of the same plan that differ by more than this are worth a word.
 _DISAGREE = 0.15
@@ -43,6 +43,8 @@ class Stages:
     chosen: tuple[Choice, ...]
     # The share of a step under the plan in which the loop waits for data.
     input_wait: float
+    # Whether levers took turns with batches that were made before, so that no arm ever waited for one.
+    repeated: bool = False
     # The plan without a larger batch, and with it, each in a process of its own; None where there is none.
     confirmed: Pace | None
     with_batch: Pace | None
@@ -125,13 +127,15 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     assert confirmed is not None
     alone = gain(as_written, confirmed)
     same_batch = [choice for choice in stages.chosen if choice.id != BATCH_SIZE]
-    ladder = _whole_ladder(stages.ladder, same_batch, as_written)
+    waits = stages.input_wait > _WAITS
+    by_loader = _gain_of_the_loader(stages, slowest_ms=confirmed.step_ms if waits else 0.0)
+    ladder = _whole_ladder(stages.ladder, same_batch, as_written, by_loader)
     best, speedup = confirmed, alone
     if [rung.lever for rung in ladder] != [choice.words() for choice in same_batch]:
         ladder = ()  # the guard took a rung out, and the others were measured with it
     elif ladder:
-        if stages.input_wait > _WAITS and alone < ladder[-1].speedup:
-            # By turns, batches that wait while one arm is slow serve the next: that is not for long.
+        if waits and alone < ladder[-1].speedup:
+            # By turns no arm waited, or batches that waited while one arm was slow served the next.
             notes.append(
                 f"{stages.input_wait:.0%} of a step under the plan waits for data: "
                 f"the levers alone would allow {ladder[-1].speedup:.2f}x"
@@ -159,12 +163,25 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     return best, speedup, ladder
 
 
-def _whole_ladder(ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: Pace) -> tuple[Rung, ...]:
+def _gain_of_the_loader(stages: Stages, slowest_ms: float) -> float | None:
+    """What its settings give to the job as written, which never goes faster than the loader does."""
+    loader = next((choice for choice in stages.chosen if choice.id == "loader"), None)
+    if loader is None:
+        return None
+    if not stages.repeated or not stages.ladder:
+        return loader.measured_speedup
+    unheld_ms = stages.ladder[0].step_ms * stages.ladder[0].gain
+    return max(1.0, stages.as_written.step_ms / max(unheld_ms, slowest_ms))
+
+
+def _whole_ladder(
+    ladder: Sequence[Rung], chosen: Sequence[Choice], as_written: Pace, by_loader: float | None
+) -> tuple[Rung, ...]:
     """Every rung from the baseline up. The loader was measured in runs of its own: its rung is the lowest."""
     loader = next((choice for choice in chosen if choice.id == "loader"), None)
-    by = loader.measured_speedup if loader is not None and loader.measured_speedup is not None else 1.0
+    by = by_loader or 1.0
     whole = [dataclasses.replace(rung, speedup=rung.speedup * by) for rung in ladder]
-    if loader is not None and loader.measured_speedup is not None:
+    if loader is not None and by_loader is not None:
         whole.insert(0, Rung(lever=loader.words(), step_ms=0.0, gain=by, speedup=by))
     # Times as of the baseline's own run: ratios are what was measured by turns.
     return tuple(dataclasses.replace(rung, step_ms=as_written.step_ms / rung.speedup) for rung in whole)

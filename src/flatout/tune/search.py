@@ -23,7 +23,7 @@ from flatout.records.plan import Choice
 from flatout.records.tuning import LeverTrial, Rung, Verdict
 from flatout.tune.arms import Arm, ArmResult, Ask
 from flatout.tune.bench import Search
-from flatout.tune.limits import Limits
+from flatout.tune.limits import OUT_OF_TIME, Limits
 
 # Less than this is not worth a change of anybody's job.
 WORTH = 0.01
@@ -35,7 +35,6 @@ _WORTH_COMPILING = 1.02
 _AUTOTUNING_TAKES = 3.0
 # It gives a few percent: not for more than so many comparisons' time.
 _COMPARISONS_FOR_AUTOTUNING = 1.5
-OUT_OF_TIME = "the time allowed was over"
 _ARMS_AT_A_TIME = 6
 _HOST_IS_IDLE = 0.4
 # In the ladder and in plans: what is cheap and certain first, the compiler last but for what needs it.

@@ -31,7 +31,7 @@ from flatout.tune.journal import Journal, read_answers, write_job
 from flatout.tune.larger_batch import larger_batch
 from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
-from flatout.tune.loading import LoaderStage, with_workers
+from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
@@ -83,10 +83,17 @@ class _Tuner:
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
+        repeats = can_repeat_batches(job)
         self._leave_time_for_the_proof(baseline, job)
-        loading = LoaderStage(self._measurer, self._limits, self._folder)
-        with self._stage("loader"):
-            loader, loader_trial = loading.tune(job, baseline, ())
+        loading = LoaderStage(self._measurer, self._limits, self._folder, as_written)
+        # Workers there are: how many are needed shows when the levers are on. Without any, nothing could be
+        # ready ahead of time, and levers that depend on that could not be tried.
+        loaded = Loaded(NOT_NEEDED)
+        later_on = repeats and any(one.get("num_workers") for one in job.loaders)
+        if not later_on:
+            with self._stage("loader"):
+                loaded = loading.tune(job, baseline, ())
+        loader = loaded.choice
         base = (loader,) if loader is not None else ()
         self._resume(fingerprint(self._request.job.command, baseline, about), base)
         finder = Finder(with_workers(job, loader), self._limits)
@@ -99,18 +106,24 @@ class _Tuner:
         else:
             with self._stage("levers"):
                 if candidates:
-                    self._bench(finder, candidates, base)
-            found, measured = (*base, *finder.best), None
-            if found and loader is None and finder.best:
+                    self._bench(finder, candidates, base, repeat_batches=repeats)
+            found, measured = (*base, *finder.best), loaded.measured if not finder.best else None
+            if finder.best and (loader is None or repeats):
                 with self._stage("confirming"):
                     measured = self._measurer.measure("the plan", found, as_written)
                 with self._stage("loader"):
-                    loader, later = loading.tune_on_top(job, measured, found)
-                if loader is not None:
-                    loader_trial, found, measured = later, (loader, *found), None
+                    later = loading.tune_on_top(job, measured, found)
+                if later.choice is not None:
+                    loaded, measured = later, later.measured
+                    found = (later.choice, *(one for one in found if one.id != "loader"))
+            elif later_on:
+                with self._stage("loader"):
+                    loaded = loading.tune(job, baseline, ())
+                if loaded.choice is not None:
+                    found, measured = (loaded.choice,), loaded.measured
         with self._stage("guard"):
             chosen, guard, unsafe = self._prove(job, baseline, found)
-        trials = with_verdicts([loader_trial, *finder.trials.values()], unsafe)
+        trials = with_verdicts([loaded.trial, *finder.trials.values()], unsafe)
         confirmed = None
         if chosen:
             known = measured if chosen == found else None
@@ -141,6 +154,7 @@ class _Tuner:
                 about=about,
                 chosen=chosen,
                 input_wait=self._input_wait,
+                repeated=repeats,
                 confirmed=confirmed,
                 with_batch=larger.pace,
                 guard=guard,
@@ -186,6 +200,8 @@ class _Tuner:
         start_s = baseline.trial.to_first_update_s or 0.0
         # To confirm means to start once more, and as long again to compile.
         left_s = proof_seconds(baseline, job) + 2 * start_s + self._measurer.rule.fewest_seconds
+        if job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
+            left_s += start_s  # the loader's settings are tried in runs of their own
         budget_s = self._request.budget_s
         deadline = self._began + max(_FOR_THE_SEARCH * budget_s, budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
@@ -197,7 +213,9 @@ class _Tuner:
             if problem:
                 self._notes.append(problem)
 
-    def _bench(self, finder: Finder, candidates: Sequence[Choice], base: Sequence[Choice]) -> None:
+    def _bench(
+        self, finder: Finder, candidates: Sequence[Choice], base: Sequence[Choice], **order: Any
+    ) -> None:
         asked = ["levers"]
 
         def tell(text: str, done: int, total: int) -> None:
@@ -213,7 +231,9 @@ class _Tuner:
             self._write_down,
             self._answers,
         )
-        plan = self._request.trial("levers", StopRule(most_seconds=1e9), base, director=bench, bench=True)
+        plan = self._request.trial(
+            "levers", StopRule(most_seconds=1e9), base, director=bench, bench=True, **order
+        )
         try:
             bench.run(plan, self._trials_folder, tell)
         except KeyboardInterrupt:

@@ -328,7 +328,11 @@ CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
         ],
         [seen(job={**LAUNCHING, "busy_share": None}), seen(job={**LAUNCHING, "device": "cpu"})],
     ),
-    "F202": (seen({"collector_share": 0.05}), [seen({"collector_share": 0.005})], [seen()]),
+    "F202": (
+        seen({"collector_share": 0.05}),
+        [seen({"collector_share": 0.005}), seen({"collector_share": 0.05}, steps=5)],
+        [seen()],
+    ),
     "F203": (seen({"anomaly_mode": True}), [seen({"anomaly_mode": False})], [seen()]),
     "F301": (
         seen(),

@@ -254,7 +254,9 @@ def test_a_job_without_a_step_time_is_not_swept(swept: Callable[..., LoaderSweep
     [
         (10.0, 100.0, 16, [1, 2]),  # one keeps up
         (100.0, 30.0, 16, [4, 8]),
-        (100.0, 5.0, 16, [8, 16]),  # all cores would not do: half of them leaves some to the loop
+        (100.0, 5.0, 16, [8, 14]),  # all cores would not do: half of them leaves some to the loop
+        (100.0, 15.0, 16, [8, 14]),  # twice as many would be all cores
+        (100.0, 5.0, 4, [2, 4]),
         (100.0, 5.0, 1, [1]),
         (0.0, 0.0, 2, [1, 2]),
     ],

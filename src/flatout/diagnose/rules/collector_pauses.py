@@ -13,7 +13,7 @@ from flatout.records.finding import Finding
 def look(seen: Seen) -> Finding | None:
     """Its share of a step."""
     share = float(seen.job.habit("collector_share", 0.0))
-    if share < policy.COLLECTOR:
+    if share < policy.COLLECTOR or seen.profile.steps < policy.COLLECTOR_STEPS:
         return None
     speedup, arithmetic = without(share)
     return RULE.finding(
