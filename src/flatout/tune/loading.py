@@ -144,5 +144,5 @@ def _worker_counts(profile: Profile) -> list[int] | None:
         return None
     made_ms = loader.load_ms + (loader.collate_ms or 0.0)
     batches = max(1.0, profile.micro_batches)
-    rest_ms = max(0.05 * profile.step_ms.p50, profile.step_ms.p50 - loader.wait_ms * batches)
+    rest_ms = max(0.05 * profile.step_ms.mean, profile.step_ms.mean - loader.wait_ms * batches)
     return workers_needed(made_ms * batches, rest_ms, read_host(places=()))

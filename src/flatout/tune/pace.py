@@ -17,7 +17,8 @@ def pace_of(profile: Profile) -> Pace:
     """How the job went in a profile that has a step time."""
     assert profile.step_ms is not None
     return Pace(
-        step_ms=profile.step_ms.p50,
+        # The mean, as in samples a second: where a loader stalls every few steps, the middle one hides that.
+        step_ms=profile.step_ms.mean,
         samples_per_s=profile.samples_per_s,
         mfu=profile.mfu.of_rated if profile.mfu.of_rated is not None else profile.mfu.of_measured,
         gpu_busy_share=profile.device_use.kernel_running_share,

@@ -1,9 +1,13 @@
 """What tuning says at the end."""
 
+from typing import Any
+
 import pytest
 
-from flatout.records.tuning import Rung
-from flatout.tune.result import capped
+from flatout.records.plan import Choice
+from flatout.records.tuning import GuardEvidence, Pace, Rung
+from flatout.tune.result import Stages, _best, _gain_of_the_loader, capped
+from tests.profiles import profile
 
 
 def test_a_ladder_goes_no_further_than_the_loader_lets_it() -> None:
@@ -17,3 +21,49 @@ def test_a_ladder_goes_no_further_than_the_loader_lets_it() -> None:
     assert [rung.gain for rung in limited] == [2.0, 1.5, 1.0]
     assert [rung.step_ms for rung in limited] == pytest.approx([50.0, 100 / 3, 100 / 3])
     assert capped(ladder, 9.0) == tuple(ladder)
+
+
+def stages(loader: Choice | None, ladder: list[Rung], **changes: Any) -> Stages:
+    return Stages(
+        **{
+            "baseline": profile(),
+            "as_written": Pace(step_ms=185.0),
+            "about": {},
+            "chosen": (*((loader,) if loader else ()), Choice(id="bf16")),
+            "input_wait": 0.0,
+            "repeated": True,
+            "confirmed": Pace(step_ms=62.0),
+            "with_batch": None,
+            "guard": GuardEvidence(verdict="same", paired=True, reason=""),
+            "ladder": ladder,
+            "trials": (),
+            "compile_s": 0.0,
+            "took_s": 1.0,
+            "spent_s": {},
+            "notes": (),
+            **changes,
+        }
+    )
+
+
+def test_with_repeated_batches_the_loader_gives_what_the_levers_could_not() -> None:
+    """As written the job takes 185 ms, 121 of them without the loader; the levers bring those to 41."""
+    loader = Choice(id="loader", settings={"num_workers": 14}, measured_speedup=2.3)
+    rung = Rung(lever="bf16", step_ms=41.0, gain=121 / 41, speedup=121 / 41)
+    assert _gain_of_the_loader(stages(loader, [rung]), slowest_ms=0.0) == pytest.approx(185 / 121)
+    # A loader that cannot keep up with the job as written gives no more than it can.
+    assert _gain_of_the_loader(stages(loader, [rung]), slowest_ms=150.0) == pytest.approx(185 / 150)
+    assert _gain_of_the_loader(stages(None, [rung]), slowest_ms=0.0) is None
+    # Where the loader's own batches came, its settings were measured on the job as written.
+    assert _gain_of_the_loader(stages(loader, [rung], repeated=False), slowest_ms=0.0) == 2.3
+
+
+def test_a_plan_that_still_waits_goes_as_fast_as_its_own_run_went() -> None:
+    loader = Choice(id="loader", settings={"num_workers": 14}, measured_speedup=2.3)
+    rung = Rung(lever="bf16", step_ms=41.0, gain=121 / 41, speedup=121 / 41)
+    notes: list[str] = []
+    best, speedup, ladder = _best(stages(loader, [rung], input_wait=0.3), notes)
+    assert speedup == pytest.approx(185 / 62)
+    assert best.step_ms == pytest.approx(62.0)
+    assert [round(one.gain, 2) for one in ladder] == [round(185 / 121, 2), round(121 / 62, 2)]
+    assert "waits for data" in notes[0]
