@@ -24,8 +24,8 @@ _WORTH = 0.03
 # Below this share of the step, waiting for data cannot be what is slow.
 _NOTHING_TO_WIN = 0.01
 _MEMORY_SHARE = 0.5
-# With more cores than this, workers leave some to the training loop.
-_CORES_FOR_ALL = 8
+# With so many cores, workers leave some to the training loop.
+_MANY_CORES = 8
 RunTrial = Callable[[TrialPlan, Path, OnProgress], Trial]
 _RULE = StopRule(precision=0.03, fewest_steps=20, fewest_seconds=2.0, most_seconds=20.0)
 
@@ -200,14 +200,14 @@ def cores_allowed(host: Host) -> int:
     return max(1, min(allowed))
 
 
-def workers_needed(load_ms: float, step_ms: float, host: Host) -> list[int]:
+def workers_needed(load_ms: float, step_ms: float, host: Host, *, on_gpu: bool = False) -> list[int]:
     """Counts worth trying where a batch takes `load_ms` to make and `step_ms` to train on."""
     cores = cores_allowed(host)
-    enough = min(cores, max(1, math.ceil(1.2 * load_ms / max(step_ms, 0.01))))
-    counts = {enough, min(cores, 2 * enough)}
-    if cores in counts and cores > _CORES_FOR_ALL:  # the loop itself, and the thread that pins, need some too
-        counts = {*(counts - {cores}), cores - cores // 8}
-    if enough == cores:
+    # The loop itself, and the thread that pins, need some too.
+    most = cores - cores // 8 if cores >= _MANY_CORES else cores
+    enough = min(most, max(1, math.ceil(1.2 * load_ms / max(step_ms, 0.01))))
+    counts = {enough, min(most, 2 * enough)}
+    if enough == most and not on_gpu:  # they would take the cores on which the job computes
         counts.add(max(1, cores // 2))
     return sorted(counts)
 

@@ -49,8 +49,19 @@ class LoaderStage:
         self._folder = folder
         self._as_written = as_written
 
-    def tune(self, job: JobFacts, profile: Profile, levers: tuple[Choice, ...]) -> Loaded:
-        """Settings of the DataLoader, each in a run of its own, under these levers."""
+    def tune(
+        self,
+        job: JobFacts,
+        profile: Profile,
+        levers: tuple[Choice, ...],
+        *,
+        computing_ms: float | None = None,
+    ) -> Loaded:
+        """Settings of the DataLoader, each in a run of its own, under these levers.
+
+        The profile may be one without the levers: then `computing_ms` says what a step takes with them, apart
+        from the wait for data.
+        """
         kind = BY_ID["loader"]
         reason = self._limits.refusal("loader") or kind.check(job)
         if self._measurer.request.goal == "memory":
@@ -72,7 +83,7 @@ class LoaderStage:
             )
             return trial
 
-        counts = _worker_counts(profile)
+        counts = _worker_counts(profile, computing_ms)
         swept = sweep_loader(request, profile, self._folder, self._measurer.tell, counts, run).loader_sweep
         assert swept is not None
         trial = LeverTrial(
@@ -89,7 +100,7 @@ class LoaderStage:
             next((row.samples_per_s for row in swept.rows if row.settings == settings), None)
             for settings in ({}, swept.best)
         ]
-        measured = rates[1] / rates[0] if rates[0] and rates[1] else None
+        measured = rates[1] / rates[0] if rates[0] and rates[1] and computing_ms is None else None
         settings = {name: value for name, value in swept.best.items() if value is not None}
         choice = Choice(
             id="loader",
@@ -137,7 +148,7 @@ def with_workers(job: JobFacts, loader: Choice | None) -> JobFacts:
     )
 
 
-def _worker_counts(profile: Profile) -> list[int] | None:
+def _worker_counts(profile: Profile, computing_ms: float | None) -> list[int] | None:
     """From what a batch takes to make, and a step without the wait for it; None where that is not known."""
     loader = max(profile.loaders, key=lambda one: one.batches, default=None)
     if loader is None or loader.load_ms is None or profile.step_ms is None:
@@ -145,4 +156,5 @@ def _worker_counts(profile: Profile) -> list[int] | None:
     made_ms = loader.load_ms + (loader.collate_ms or 0.0)
     batches = max(1.0, profile.micro_batches)
     rest_ms = max(0.05 * profile.step_ms.mean, profile.step_ms.mean - loader.wait_ms * batches)
-    return workers_needed(made_ms * batches, rest_ms, read_host(places=()))
+    on_gpu = (profile.device or "").startswith("cuda")
+    return workers_needed(made_ms * batches, computing_ms or rest_ms, read_host(places=()), on_gpu=on_gpu)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flatout.levers.catalogue import BY_ID
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Plan
@@ -67,6 +69,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
     if stages.confirmed is not None:
         best, speedup, ladder = _best(stages, notes)
     ladder = tuple(_with_figures(rung, stages) for rung in ladder)
+    trials = tuple(_as_in_the_plan(trial, ladder) for trial in stages.trials)
     plan = _plan(request, run, stages, ladder, best, speedup) if chosen else None
     saved_share = 1 - 1 / speedup
     spent_s = stages.took_s + stages.compile_s
@@ -83,7 +86,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
         baseline=as_written,
         best=best,
         speedup=speedup,
-        trials=tuple(stages.trials),
+        trials=trials,
         ladder=ladder,
         guard=stages.guard,
         tune_seconds=stages.took_s,
@@ -93,7 +96,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
         gpu_hours=gpus * stages.took_s / _S_PER_HOUR if gpus else None,
         break_even_gpu_hours=gpus * spent_s / saved_share / _S_PER_HOUR if gpus and speedup > 1 else None,
         compile_seconds=stages.compile_s or None,
-        calibration=record(stages.trials, run, stages.baseline.device_name or ""),
+        calibration=record(trials, run, stages.baseline.device_name or ""),
         notes=tuple(notes),
         findings=stages.findings,
         unknown={
@@ -208,6 +211,15 @@ def _with_figures(rung: Rung, stages: Stages) -> Rung:
         samples_per_s=rate * rung.speedup if rate is not None else None,
         mfu=mfu * rung.speedup if mfu is not None else None,
     )
+
+
+def _as_in_the_plan(trial: LeverTrial, ladder: Sequence[Rung]) -> LeverTrial:
+    """The loader's trial with what its rung shows, where levers were on in its runs."""
+    is_lowest = bool(ladder) and ladder[0].lever.partition(" ")[0] == trial.lever
+    if trial.lever != "loader" or trial.verdict != "kept" or not is_lowest:
+        return trial
+    gain = ladder[0].gain
+    return msgspec.structs.replace(trial, measured_speedup=gain, reason=f"{gain:.2f}x in the plan")
 
 
 def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:

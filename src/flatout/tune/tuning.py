@@ -108,7 +108,14 @@ class _Tuner:
                 if candidates:
                     self._bench(finder, candidates, base, repeat_batches=repeats)
             found, measured = (*base, *finder.best), loaded.measured if not finder.best else None
-            if finder.best and (loader is None or repeats):
+            if later_on and job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
+                # It will wait more under levers: that need not be measured.
+                with self._stage("loader"):
+                    computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
+                    loaded = loading.tune(job, baseline, found, computing_ms=computing_ms)
+                if loaded.choice is not None:
+                    found, measured = (loaded.choice, *found), loaded.measured
+            elif finder.best and (loader is None or repeats):
                 with self._stage("confirming"):
                     measured = self._measurer.measure("the plan", found, as_written)
                 with self._stage("loader"):

@@ -254,7 +254,7 @@ def test_a_job_without_a_step_time_is_not_swept(swept: Callable[..., LoaderSweep
     [
         (10.0, 100.0, 16, [1, 2]),  # one keeps up
         (100.0, 30.0, 16, [4, 8]),
-        (100.0, 5.0, 16, [8, 14]),  # all cores would not do: half of them leaves some to the loop
+        (100.0, 5.0, 16, [8, 14]),  # all that may be taken would not do: half of them leaves some to the loop
         (100.0, 15.0, 16, [8, 14]),  # twice as many would be all cores
         (100.0, 5.0, 4, [2, 4]),
         (100.0, 5.0, 1, [1]),
@@ -265,3 +265,9 @@ def test_workers_are_reckoned_from_what_a_batch_and_a_step_take(
     load_ms: float, step_ms: float, cores: int, counts: list[int]
 ) -> None:
     assert workers_needed(load_ms, step_ms, host(cpu_affinity_count=cores, cpu_quota=None)) == counts
+
+
+def test_beside_a_job_that_computes_on_a_gpu_workers_may_have_the_cores() -> None:
+    machine = host(cpu_affinity_count=16, cpu_quota=None)
+    assert workers_needed(100.0, 5.0, machine, on_gpu=True) == [14]
+    assert workers_needed(100.0, 30.0, machine, on_gpu=True) == [4, 8]
