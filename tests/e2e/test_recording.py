@@ -43,6 +43,10 @@ def test_some_steps_are_recorded_and_none_of_them_is_timed(flatout: Run, tmp_pat
     trace = found["trace"]
     assert trace["steps"] == 3
     assert any(one["name"] == "aten::addmm" for one in trace["operators"])
+    [module] = trace["modules"]
+    assert module["name"] == "Linear"
+    assert module["forward_ms"] > 0
+    assert module["backward_ms"] > 0
     names = sorted(path.name for path in tmp_path.glob(".flatout/runs/*/trials/*/ranks/*/rank0*"))
     assert names == ["rank0-details.pt.trace.json.gz", "rank0.pt.trace.json.gz"]
     assert found["memory_timeline"]

@@ -1,5 +1,6 @@
 """What the steps under torch's profiler add to a profile: kernels, the waterfall, waits with their lines."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,15 @@ from flatout.analyze.floors import floors, product_shapes
 from flatout.analyze.memory_timeline import memory_timeline
 from flatout.analyze.profile import Peaks
 from flatout.analyze.trace.chunks import NotATrace
+from flatout.analyze.trace.modules import modules_of
+from flatout.analyze.trace.reading import read_trace
 from flatout.analyze.trace.summary import summarize
+from flatout.analyze.trace.timeline import timeline
 from flatout.analyze.typical import typical_mfu
 from flatout.records.profile import LineUse, Profile
 from flatout.records.session import RANKS_FOLDER
 from flatout.records.step import Share, StepTimes
-from flatout.records.trace import SyncPoint, TraceSummary
+from flatout.records.trace import ModuleUse, SyncPoint, TraceSummary
 
 # On the device; the rest of a step it idles.
 _BUSY = ("host_to_device", "matmul", "attention", "memory_bound", "optimizer", "communication", "other_gpu")
@@ -85,7 +89,16 @@ def read_recordings(trial: Path, lines: Sequence[LineUse]) -> tuple[TraceSummary
         summary = summarize(paths)
     except NotATrace as error:
         return None, f"the recording could not be read: {error}"
-    return dataclasses.replace(summary, syncs=with_lines(summary.syncs, lines)), ""
+    syncs = with_lines(summary.syncs, lines)
+    return dataclasses.replace(summary, syncs=syncs, modules=_modules(trial)), ""
+
+
+def _modules(trial: Path) -> tuple[ModuleUse, ...]:
+    """Of the first rank: calls of modules are marked where details are recorded."""
+    for path in recordings(trial, "rank*-details.pt.trace.json.gz")[:1]:
+        with contextlib.suppress(NotATrace):
+            return modules_of(timeline(read_trace(path)))
+    return ()
 
 
 def with_lines(syncs: Sequence[SyncPoint], lines: Sequence[LineUse]) -> tuple[SyncPoint, ...]:

@@ -10,6 +10,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.module_marks import ModuleMarks
 from flatout.inside.tap import Patch, undo_all
 from flatout.records.session import DETAILS_FILE, TRACE_FILE
 
@@ -32,6 +33,7 @@ class Window:
         self._profiler: Any = None
         self._mark: Any = None
         self._patches: list[Patch] = []
+        self._marks = ModuleMarks(session)
         self._passed = 0
         self.name = "details" if details else "trace"
         self.steps = 0
@@ -59,6 +61,8 @@ class Window:
         )
         self._profiler.start()
         self._make_way()
+        if self._details:
+            self._marks.begin(self._session.roots())
 
     def _make_way(self) -> None:
         """There can be one profiler at a time: if the script starts one of its own, ours ends first."""
@@ -92,6 +96,7 @@ class Window:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
+        self._marks.end()
         self._end_mark()
         undo_all(self._patches)
         if self._session.on_gpu:
@@ -109,6 +114,7 @@ class Window:
         profiler, self._profiler = self._profiler, None
         with contextlib.suppress(Exception):
             undo_all(self._patches)
+            self._marks.end()
             self._end_mark()
             if profiler is not None:
                 profiler.stop()

@@ -49,6 +49,9 @@ TRACE_FILE = "rank{rank}.pt.trace.json.gz"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
+# How calls of modules are marked in a recording: this, and the module's name.
+MODULE_MARK = "flatout.module: "
+
 # Every tap by name; each can be left out, and each can fail alone.
 TAPS = (
     "steps",

@@ -40,6 +40,21 @@ class OperatorUse:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleUse:
+    """A part of the model, by what it launched itself; without a GPU, by the time of its own operators.
+
+    Layers that repeat are one: `blocks.*.attention`.
+    """
+
+    name: str
+    ms: float
+    forward_ms: float
+    backward_ms: float
+    # Of everything that was launched, the optimizer's work included.
+    share: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SyncPoint:
     """Where the host waits for the device: how long, and for how long the device then has nothing to do."""
 
@@ -115,6 +130,8 @@ class TraceSummary:
     kernels: tuple[KernelUse, ...]
     operators: tuple[OperatorUse, ...]
     syncs: tuple[SyncPoint, ...]
+    # Empty where calls of modules are not marked: by `flatout profile`, or by with_stack=True.
+    modules: tuple[ModuleUse, ...] = dataclasses.field(default=(), kw_only=True)
     # Of the time of products and convolutions whose names say, the share on tensor cores.
     tensor_core_share: float | None
     kernels_per_step: float | None

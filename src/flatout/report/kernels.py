@@ -40,6 +40,22 @@ def draw_operators(found: TraceSummary, console: Console, *, top: int) -> None:
     _draw("operators", ("", "kernels" if found.kernels else "calls", "ms", ""), rows, console)
 
 
+def draw_modules(found: TraceSummary, console: Console, *, top: int) -> None:
+    """Those that take most, in both directions."""
+    rows = [
+        (
+            one.name,
+            three_digits(one.ms),
+            three_digits(one.forward_ms),
+            three_digits(one.backward_ms),
+            one.share,
+            "",
+        )
+        for one in found.modules[:top]
+    ]
+    _draw("modules", ("", "ms", "forward", "backward"), rows, console)
+
+
 def draw_waits(syncs: Sequence[SyncPoint], console: Console, *, top: int) -> None:
     """A line for each place where the host waits."""
     for sync in syncs[:top]:
@@ -63,8 +79,9 @@ def _draw(
         return
     if is_narrow(console):
         console.print(line(title, "dim"))
-        for name, calls, ms, *_ in rows:
-            console.print(line(f"{short_name(name)}: {ms} ms, {calls} {heads[1]}"))
+        for name, *figures, _share, _kind in rows:
+            told = [f"{figure} {head}" for figure, head in zip(figures, heads[1:], strict=True) if head]
+            console.print(line(f"{short_name(name)}: {', '.join(told)}"))
         console.print()
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -6,7 +6,7 @@ from rich.table import Table
 from flatout.records.profile import LoaderSweep, Profile
 from flatout.report.figures import milliseconds, number
 from flatout.report.findings import draw_findings
-from flatout.report.kernels import draw_kernels, draw_waits
+from flatout.report.kernels import draw_kernels, draw_modules, draw_waits
 from flatout.report.parts import draw_parts
 from flatout.report.plain import inert, is_narrow, line
 from flatout.report.profile_words import (
@@ -20,7 +20,7 @@ from flatout.report.profile_words import (
 )
 
 # The page has all of them.
-_FINDINGS, _KERNELS, _WAITS = 3, 5, 3
+_FINDINGS, _KERNELS, _MODULES, _WAITS = 3, 5, 4, 3
 
 
 def draw_profile(profile: Profile, console: Console) -> None:
@@ -55,6 +55,7 @@ def _draw_step(profile: Profile, console: Console) -> None:
     if profile.trace is not None and profile.trace.kernels and profile.waterfall:
         draw_parts("where the time goes", profile.waterfall, console)
         draw_kernels(profile.trace, console, top=_KERNELS)
+        draw_modules(profile.trace, console, top=_MODULES)
         return
     draw_parts("on the device", profile.device_parts, console)
     draw_parts("on the host", profile.host, console)

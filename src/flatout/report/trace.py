@@ -7,7 +7,14 @@ from rich.table import Table
 
 from flatout.records.trace import CounterUse, TraceSummary
 from flatout.records.words import percent, three_digits
-from flatout.report.kernels import NAME_AT_MOST, draw_kernels, draw_operators, draw_waits, short_name
+from flatout.report.kernels import (
+    NAME_AT_MOST,
+    draw_kernels,
+    draw_modules,
+    draw_operators,
+    draw_waits,
+    short_name,
+)
 from flatout.report.parts import draw_parts
 from flatout.report.plain import inert, is_narrow, line
 
@@ -24,6 +31,7 @@ def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
         draw_parts("where the time goes", found.waterfall, console)
     draw_kernels(found, console, top=top)
     draw_operators(found, console, top=top)
+    draw_modules(found, console, top=top)
     for advice in found.advice:
         console.print(line(advice))
     _draw_counters(found.counters[:top], console)

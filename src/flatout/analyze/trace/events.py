@@ -24,11 +24,15 @@ OTHER = 255
 _LATEST_MICROSECONDS = 9.0e15
 
 
-class Details(msgspec.Struct, gc=False, frozen=True, rename={"external": "External id"}):
+_RENAMED = {"external": "External id", "sequence": "Sequence number"}
+
+
+class Details(msgspec.Struct, gc=False, frozen=True, rename=_RENAMED):
     """Of an event's `args`, what is of use here."""
 
     correlation: Number = -1
     external: Number = -1
+    sequence: Number = -1
     stream: Number = -1
     device: Number = -1
     bytes: Number = -1
@@ -95,6 +99,8 @@ class Columns(msgspec.Struct, kw_only=True):
     length: Any
     correlation: Any
     external: Any
+    # What an operator has in common with the one that derives it in a backward pass.
+    sequence: Any
     stream: Any
     device: Any
     bytes: Any
@@ -179,6 +185,7 @@ def _columns(events: list[Any]) -> Columns:
         length=_nanoseconds(rows, "dur"),
         correlation=column("args.correlation"),
         external=column("args.external"),
+        sequence=column("args.sequence", np.int32),
         stream=column("args.stream", np.int32),
         device=column("args.device", np.int32),
         bytes=column("args.bytes"),

@@ -30,6 +30,13 @@ def host_parts(columns: Columns, loader: Spans, start: int, end: int) -> dict[st
 
 def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
     """By name: calls of operators in a window, and the time that each spent in itself, not in others."""
+    rows, own = own_time_of_rows(columns, start, end)
+    size, names = len(columns.names), columns.name[rows]
+    return np.bincount(names, minlength=size), np.bincount(names, weights=own, minlength=size)
+
+
+def own_time_of_rows(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
+    """Operators in a window, and the time that each spent in itself, not in others."""
     rows = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.length >= 0))
     rows = rows[(columns.start[rows] >= start) & (columns.start[rows] < end)]
     own = columns.length[rows].astype(np.float64)
@@ -45,6 +52,4 @@ def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:
         if open_ones:
             own[open_ones[-1]] -= lengths[place]
         open_ones.append(place)
-    size = len(columns.names)
-    names = columns.name[rows]
-    return np.bincount(names, minlength=size), np.bincount(names, weights=np.maximum(own, 0), minlength=size)
+    return rows, np.maximum(own, 0)

@@ -119,6 +119,7 @@ class _Export:
             length=whole["length"],
             correlation=whole["correlation"],
             external=nothing,
+            sequence=nothing,
             stream=_small(whole["stream"]),
             device=_small(whole["device"]),
             bytes=whole["bytes"],

@@ -25,6 +25,7 @@ _COLUMNS = (
     "length",
     "correlation",
     "external",
+    "sequence",
     "stream",
     "device",
     "bytes",

@@ -14,8 +14,10 @@ from flatout.analyze.trace.chunks import head_of
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import own_times
 from flatout.analyze.trace.kernels import uses_tensor_cores
+from flatout.analyze.trace.modules import modules_of
 from flatout.analyze.trace.ncu import beside_a_trace, read_counters
 from flatout.analyze.trace.reading import OnRead, read_trace
+from flatout.analyze.trace.rows import launchers
 from flatout.analyze.trace.sources import source_of
 from flatout.analyze.trace.spans import total
 from flatout.analyze.trace.syncs import sync_points
@@ -105,6 +107,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
         kernels=kernels,
         operators=operators,
         syncs=sync_points(found)[:_TOP],
+        modules=modules_of(found),
         tensor_core_share=on_cores,
         kernels_per_step=len(found.device_rows) / found.steps if has_device else None,
         skipped_events=columns.skipped,
@@ -173,18 +176,14 @@ def _kernel_ms(found: Timeline) -> dict[str, float]:
 
 
 def _operators(found: Timeline) -> tuple[OperatorUse, ...]:
-    """By the identifier that a kernel shares with the operator that launched it."""
+    """By what they launched."""
     columns, rows = found.columns, found.device_rows
     if not len(rows):
         return _most(found, *own_times(columns, found.start, found.end))
-    of_host = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.external >= 0))
-    if not len(of_host):
+    operators, launched = launchers(columns, rows)
+    if not len(operators):
         return ()
-    order = of_host[np.argsort(columns.external[of_host], kind="stable")]
-    wanted = columns.external[rows]
-    place = np.minimum(np.searchsorted(columns.external[order], wanted), len(order) - 1)
-    matches = columns.external[order][place] == wanted
-    names, lengths = columns.name[order[place[matches]]], columns.length[rows[matches]]
+    names, lengths = columns.name[operators], columns.length[launched]
     size = len(columns.names)
     taken = np.bincount(names, weights=lengths, minlength=size)
     return _most(found, np.bincount(names, minlength=size), taken, float(columns.length[rows].sum()))
