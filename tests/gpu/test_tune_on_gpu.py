@@ -42,3 +42,43 @@ def test_a_gpt_with_attention_by_hand_is_tuned_and_run(tmp_path: Path) -> None:
     assert ran["guard"]["verdict"] == "inside"
     assert ran["guard"]["paired"]
     assert ran["samples_per_s"] > 0.8 * ran["promised_samples_per_s"]
+
+
+HELD_BY_ITS_LOADER = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, place):
+        time.sleep(0.004)
+        return torch.full((1024,), place % 7 / 7), place % 7
+
+model = torch.nn.Sequential(*(torch.nn.Linear(width, 4096) for width in (1024, *[4096] * 11)),
+                            torch.nn.Linear(4096, 7)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for _ in range(1000):
+    for x, y in DataLoader(Slow(), batch_size=32, num_workers=1):
+        x, y = x.cuda(), y.cuda()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x.repeat(128, 1)), y.repeat(128))
+        loss.backward()
+        optimizer.step()
+        loss.item()
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_waits_for_its_loader_gets_levers_and_workers(tmp_path: Path) -> None:
+    """A batch takes 128 ms to make, about 40 ms to train on in float32, and a few with tensor cores."""
+    (tmp_path / "train.py").write_text(HELD_BY_ITS_LOADER)
+    only = [word for lever in ("loader", "tf32", "bf16") for word in ("--only", lever)]
+    found = flatout("tune", "--json", "--budget", "60s", *only, "train.py", folder=tmp_path)
+    kept = [trial["lever"] for trial in found["trials"] if trial["verdict"] == "kept"]
+    assert "loader" in kept
+    assert {"tf32", "bf16"} & set(kept)
+    [loader, *levers] = found["ladder"]
+    assert loader["lever"].startswith("loader")
+    assert 1.5 < loader["gain"] < 6.0  # as far as the job as written can follow
+    assert levers[-1]["speedup"] > 1.2 * loader["speedup"]

@@ -12,9 +12,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
+from flatout.inside.repeated_batches import copied, refusal, trains, versions
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers import hugging_face, numa
 from flatout.levers.attention_kernels import time_kernels
+from flatout.levers.batches import leaves
 from flatout.levers.float8_layers import suits_float8
 from flatout.levers.fused_optimizer import supports_fused
 from flatout.levers.linear_cross_entropy import is_large_head
@@ -38,6 +40,9 @@ class HabitsTap:
         self._autocast = ""
         self._scales_loss = False
         self._shapes: set[Any] = set()
+        self._not_repeatable: str | None = None
+        # A batch of which is watched whether the script changes it, and how often its tensors were changed.
+        self._watched_batch: tuple[Any, list[int]] | None = None
         # File and line of the user's source, by what happened there.
         self._where: dict[str, Any] = {}
         # Of the device's generator at the last call; True once it was seen to move.
@@ -77,13 +82,22 @@ class HabitsTap:
             else:
                 self._random_state = state
         if len(self._shapes) <= 16:
-            self._shapes.add(
-                tuple(tuple(value.shape) for value in (*args, *kwargs.values()) if hasattr(value, "shape"))
-            )
+            given = leaves([*args, *kwargs.values()])
+            self._shapes.add(tuple((path, *tensor.shape) for path, tensor in given))
 
     def batch_came(self, iterator: Any, batch: Any) -> None:
         """A loader gave the loop a batch."""
         self._uses.came(iterator, batch)
+        if self._watched_batch is not None:
+            kept, before = self._watched_batch
+            self._watched_batch = None
+            if versions(kept) != before:
+                self._not_repeatable = "the script changes its batches"
+        elif self._not_repeatable is None and self._session.updates and trains(self._session):
+            self._not_repeatable = refusal(self._session.torch, iterator, batch)
+            if not self._not_repeatable:
+                kept = copied(self._session.torch, batch)
+                self._watched_batch = (kept, versions(kept))
 
     def backward_begins(self) -> None:
         """What became of the last step's gradients. Two updates are looked at: that waits for the device."""
@@ -129,6 +143,8 @@ class HabitsTap:
             "compiles": self._compiles(roots),
             "roots": [type(root).__qualname__ for root in roots],
             "input_shapes": len(self._shapes),
+            # Why batches cannot be yielded again while levers take turns; None where no loader was seen.
+            "not_repeatable": self._not_repeatable,
             "convolutions": sum(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in modules),
             "draws": self._random_state is True or self._draws_on_the_host(modules),
             "channels_last": bool(images)

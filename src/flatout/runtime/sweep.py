@@ -125,9 +125,13 @@ class _Sweep:
                 profile, self._rows, None, "no setting is more than 3 % faster than the script's own"
             )
         gain = (best.samples_per_s or 0) / (baseline.samples_per_s or 1) - 1
-        return _with(profile, self._rows, best.settings, f"{gain:.0%} more samples a second than as written")
+        before = "with the settings before" if self._order.get("loader") else "as written"
+        reason = f"{gain:.0%} more samples a second than {before}"
+        return _with(profile, self._rows, best.settings, reason)
 
     def _try(self, settings: dict[str, Any]) -> SweepRow:
+        # On top of settings that were chosen before.
+        settings = {**self._order.get("loader", {}), **settings}
         number = len(list((self._folder / TRIALS_FOLDER).iterdir())) + 1
         words = ", ".join(f"{name}={value}" for name, value in settings.items()) or "as written"
         place = self._folder / TRIALS_FOLDER / f"{number}-loader"

@@ -82,10 +82,11 @@ def read_losses(folder: Path) -> SeenLosses | None:
         return None
 
 
-def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice]) -> None:
-    """Which job is tuned here, where, and on top of what: for whoever wants to go on."""
+def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice], *, repeated: bool = False) -> None:
+    """Which job is tuned here, where, on top of what, with whose batches: for whoever wants to go on."""
     words = [choice.words() for choice in base]
-    (folder / JOB_FILE).write_bytes(msgspec.json.encode({"job": job, "base": words}))
+    document = {"job": job, "base": words, "repeated": repeated}
+    (folder / JOB_FILE).write_bytes(msgspec.json.encode(document))
 
 
 def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
@@ -108,17 +109,19 @@ def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
 
 
 def read_answers(
-    folder: Path, job: Fingerprint, base: Sequence[Choice]
+    folder: Path, job: Fingerprint, base: Sequence[Choice], *, repeated: bool = False
 ) -> tuple[dict[str, list[ArmResult]], str]:
     """What an earlier tuning has answered, by what was compared; or why that says nothing here."""
     earlier = _earlier(folder)
     if earlier is None:
         return {}, "what was to be resumed is gone"
-    then, then_base = earlier
+    then, then_base, then_repeated = earlier
     compared = ("script_sha256", "arguments", "device", "torch", "flatout")
     differences = [name for name in compared if getattr(then, name) != getattr(job, name)]
     if then_base != [choice.words() for choice in base]:
         differences.append("loader")
+    if then_repeated != repeated:
+        differences.append("whose batches levers were timed with")
     if differences:
         return {}, f"nothing could be resumed: {' and '.join(differences)} differ from then"
     answers: dict[str, list[ArmResult]] = {}
@@ -138,10 +141,11 @@ def read_answers(
     return answers, ""
 
 
-def _earlier(folder: Path) -> tuple[Fingerprint, list[str]] | None:
+def _earlier(folder: Path) -> tuple[Fingerprint, list[str], bool] | None:
     try:
         plain = json.loads((folder / JOB_FILE).read_text())
-        return msgspec.convert(plain["job"], Fingerprint), list(plain["base"])
+        job = msgspec.convert(plain["job"], Fingerprint)
+        return job, list(plain["base"]), bool(plain.get("repeated"))
     except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
         return None
 

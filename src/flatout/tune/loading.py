@@ -25,6 +25,7 @@ from flatout.tune.request import order_of
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03
 WAITS_LONG = 0.15
+_CLEAR_GAIN = 1.1
 NOT_NEEDED = LeverTrial(
     lever="loader", safety="resampled", verdict="skipped", reason="the loop does not wait for data"
 )
@@ -110,7 +111,9 @@ class LoaderStage:
             reason="the loop waited for data",
         )
         kept = msgspec.structs.replace(trial, verdict="kept", settings=settings, measured_speedup=measured)
-        return Loaded(kept, choice, runs.get(_words(swept.best)))
+        # The best of several short runs is better than it is: what gives little is measured once more.
+        is_clear = (rates[1] or 0.0) >= _CLEAR_GAIN * (rates[0] or 0.0)
+        return Loaded(kept, choice, runs.get(_words(swept.best)) if is_clear else None)
 
     def tune_on_top(self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]) -> Loaded:
         """A loader that kept up with a slow job may not keep up with a fast one.
@@ -132,7 +135,8 @@ def can_repeat_batches(job: JobFacts) -> bool:
 
     On a CPU the workers' work is part of what a step costs; batches of several shapes are not like the first.
     """
-    return bool(job.on_gpu and job.loaders and job.habit("input_shapes", 1) == 1)
+    one_shape = job.habit("input_shapes", 1) == 1
+    return bool(job.on_gpu and job.loaders and one_shape and job.habit("not_repeatable") == "")
 
 
 def _words(settings: dict[str, Any]) -> str:

@@ -137,13 +137,15 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     if [rung.lever for rung in ladder] != [choice.words() for choice in same_batch]:
         ladder = ()  # the guard took a rung out, and the others were measured with it
     elif ladder:
-        if waits and alone < ladder[-1].speedup:
+        if waits and stages.ladder and alone < 0.99 * ladder[-1].speedup:
             # By turns no arm waited, or batches that waited while one arm was slow served the next.
             notes.append(
                 f"{stages.input_wait:.0%} of a step under the plan waits for data: "
                 f"the levers alone would allow {ladder[-1].speedup:.2f}x"
             )
-            ladder = capped(ladder, alone)
+        if waits or (stages.repeated and (by_loader or alone * (1 + _DISAGREE) < ladder[-1].speedup)):
+            # Beside a loader that works, a plan may go slower than by turns with batches made before.
+            ladder = capped(ladder, min(alone, ladder[-1].speedup))
         speedup = ladder[-1].speedup
         best = faster(as_written, speedup, confirmed)
         if abs(alone / speedup - 1) > _DISAGREE:

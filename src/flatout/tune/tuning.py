@@ -43,6 +43,8 @@ from flatout.tune.search import WORTH, Finder
 _FOR_THE_SEARCH = 0.5
 _FOR_ONE_COMPARISON = 0.1
 _FOR_THE_BATCH = 0.5
+# A plan whose steps wait for data for more than this goes as fast as its loader.
+_WAITS = 0.05
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -73,6 +75,7 @@ class _Tuner:
         self._spent_s: dict[str, float] = {}
         self._answers: Answers = {}
         self._input_wait = 0.0
+        self._interrupted = False
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
@@ -89,13 +92,14 @@ class _Tuner:
         # Workers there are: how many are needed shows when the levers are on. Without any, nothing could be
         # ready ahead of time, and levers that depend on that could not be tried.
         loaded = Loaded(NOT_NEEDED)
-        later_on = repeats and any(one.get("num_workers") for one in job.loaders)
+        has_workers = any(one.get("num_workers") for one in job.loaders)
+        later_on = repeats and has_workers and self._request.goal != "memory"
         if not later_on:
             with self._stage("loader"):
                 loaded = loading.tune(job, baseline, ())
         loader = loaded.choice
         base = (loader,) if loader is not None else ()
-        self._resume(fingerprint(self._request.job.command, baseline, about), base)
+        self._resume(fingerprint(self._request.job.command, baseline, about), base, repeats)
         finder = Finder(with_workers(job, loader), self._limits)
         findings = diagnose(baseline, about, peaks)
         candidates = finder.candidates(LEVERS, findings)
@@ -108,26 +112,11 @@ class _Tuner:
                 if candidates:
                     self._bench(finder, candidates, base, repeat_batches=repeats)
             found, measured = (*base, *finder.best), loaded.measured if not finder.best else None
-            if later_on and job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
-                # It will wait more under levers: that need not be measured.
-                with self._stage("loader"):
-                    computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
-                    loaded = loading.tune(job, baseline, found, computing_ms=computing_ms)
-                if loaded.choice is not None:
-                    found, measured = (loaded.choice, *found), loaded.measured
-            elif finder.best and (loader is None or repeats):
-                with self._stage("confirming"):
-                    measured = self._measurer.measure("the plan", found, as_written)
-                with self._stage("loader"):
-                    later = loading.tune_on_top(job, measured, found)
-                if later.choice is not None:
-                    loaded, measured = later, later.measured
-                    found = (later.choice, *(one for one in found if one.id != "loader"))
-            elif later_on:
-                with self._stage("loader"):
-                    loaded = loading.tune(job, baseline, ())
-                if loaded.choice is not None:
-                    found, measured = (loaded.choice,), loaded.measured
+            if not self._interrupted:  # else the best so far is to be proven, and nothing else tried
+                later = self._load_on_top(loading, finder, job, baseline, found, repeats, later_on)
+                loaded = later.loaded or loaded
+                if later.measured is not None or later.found != found:
+                    found, measured = later.found, later.measured
         with self._stage("guard"):
             chosen, guard, unsafe = self._prove(job, baseline, found)
         trials = with_verdicts([loaded.trial, *finder.trials.values()], unsafe)
@@ -144,7 +133,10 @@ class _Tuner:
                 baseline,
                 chosen,
                 confirmed or as_written,
-                uncompiled=_uncompiled(as_written, chosen, finder.ladder),
+                # Arms that never waited for a batch tell nothing of a job that does.
+                uncompiled=None
+                if repeats and self._input_wait > _WAITS
+                else _uncompiled(as_written, chosen, finder.ladder),
                 # On top of the budget, since it was asked for by name; but not without an end.
                 deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
             )
@@ -161,7 +153,7 @@ class _Tuner:
                 about=about,
                 chosen=chosen,
                 input_wait=self._input_wait,
-                repeated=repeats,
+                repeated=repeats and not self._had_its_own_batches(),
                 confirmed=confirmed,
                 with_batch=larger.pace,
                 guard=guard,
@@ -174,6 +166,35 @@ class _Tuner:
                 findings=findings,
             ),
         )
+
+    def _load_on_top(
+        self,
+        loading: LoaderStage,
+        finder: Finder,
+        job: JobFacts,
+        baseline: Profile,
+        found: tuple[Choice, ...],
+        repeats: bool,
+        later_on: bool,
+    ) -> "_OnTop":
+        """The loader's settings once the levers are known: what kept up with a slow job may not any more."""
+        as_written = pace_of(baseline)
+        if later_on and (not finder.best or job.host_shares.get("input_wait", 0.0) > WAITS_LONG):
+            # Under levers it waits more than as written: that need not be measured.
+            computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
+            with self._stage("loader"):
+                loaded = loading.tune(job, baseline, found, computing_ms=computing_ms)
+            return _OnTop(_with_loader(found, loaded.choice), loaded.measured, loaded)
+        has_loader = any(choice.id == "loader" for choice in found)
+        if not finder.best or (has_loader and not repeats):
+            return _OnTop(found)
+        with self._stage("confirming"):
+            measured = self._measurer.measure("the plan", found, as_written)
+        with self._stage("loader"):
+            loaded = loading.tune_on_top(job, measured, found)
+        if loaded.choice is None:
+            return _OnTop(found, measured, None if has_loader else loaded)
+        return _OnTop(_with_loader(found, loaded.choice), loaded.measured, loaded)
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -213,10 +234,10 @@ class _Tuner:
         deadline = self._began + max(_FOR_THE_SEARCH * budget_s, budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
 
-    def _resume(self, job: Fingerprint, base: Sequence[Choice]) -> None:
-        write_job(self._folder, job, base)
+    def _resume(self, job: Fingerprint, base: Sequence[Choice], repeated: bool) -> None:
+        write_job(self._folder, job, base, repeated=repeated)
         if self._request.resume is not None:
-            self._answers, problem = read_answers(self._request.resume, job, base)
+            self._answers, problem = read_answers(self._request.resume, job, base, repeated=repeated)
             if problem:
                 self._notes.append(problem)
 
@@ -244,9 +265,15 @@ class _Tuner:
         try:
             bench.run(plan, self._trials_folder, tell)
         except KeyboardInterrupt:
+            self._interrupted = True
             # What was found is worth a minute of proof; a second Ctrl-C ends that too.
             self._notes.append("the search was ended by Ctrl-C: this is the best until then")
             self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
+
+    def _had_its_own_batches(self) -> bool:
+        """Whether batches could not be repeated after all while levers took turns."""
+        places = self._trials_folder.glob("*-bench")
+        return any("batches_not_repeated" in rank.about for place in places for rank in read_ranks(place))
 
     def _write_down(self, ask: Ask, results: Sequence[ArmResult], took_s: float) -> None:
         self._journal.add(ask, results, at_s=time.monotonic() - self._began, took_s=took_s)
@@ -290,6 +317,20 @@ class _Tuner:
             return chosen, pace
         self._notes.append("in a process of its own the plan was no faster, so there is none")
         return (), None
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnTop:
+    """A plan with whatever the loader needed on top; measured, where its last run was of just this plan."""
+
+    found: tuple[Choice, ...]
+    measured: Measured | None = None
+    # What became of the loader's settings, where they were looked at.
+    loaded: Loaded | None = None
+
+
+def _with_loader(found: tuple[Choice, ...], loader: Choice | None) -> tuple[Choice, ...]:
+    return found if loader is None else (loader, *(one for one in found if one.id != "loader"))
 
 
 def _told_of(allowed: dict[str, Any]) -> list[str]:

@@ -81,6 +81,7 @@ def test_answers_of_another_machine_say_nothing_here(folder: Path, changed: str)
     assert found == {}
     assert changed in why
     assert "loader" in read_answers(folder, JOB, (Choice(id="loader"),))[1]
+    assert "whose batches" in read_answers(folder, JOB, (), repeated=True)[1]
 
 
 def test_a_search_goes_on_after_its_last_answer(folder: Path) -> None:
