@@ -27,6 +27,18 @@ while True:
 )
 
 
+DIES_UNDER_A_PROFILER = (
+    QUICK
+    + """
+import os, signal
+while True:
+    if torch.autograd._profiler_enabled():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    update()
+"""
+)
+
+
 def profiled(flatout: Run, folder: Path, script: str, *options: str) -> dict[str, Any]:
     """A profile of a script."""
     (folder / "train.py").write_text(script)
@@ -70,6 +82,15 @@ def test_a_script_that_profiles_itself_is_left_alone(flatout: Run, tmp_path: Pat
     assert found["trace"] is None
     assert "profiles itself" in found["unknown"]["trace"]
     assert found["updates"] == 20
+
+
+def test_a_script_that_dies_under_the_profiler_has_its_profile(flatout: Run, tmp_path: Path) -> None:
+    found = profiled(flatout, tmp_path, DIES_UNDER_A_PROFILER)
+    assert found["updates"] == 20
+    assert found["trial"]["outcome"] == "stopped"
+    assert found["trace"] is None
+    assert "killed by signal 11 while torch's profiler recorded it" in found["unknown"]["trace"]
+    assert found["mfu"]["flops_per_step"]
 
 
 def test_a_script_that_breaks_under_the_profiler_has_its_profile(flatout: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.inside.module_marks import ModuleMarks
 from flatout.inside.tap import Patch, undo_all
-from flatout.records.session import DETAILS_FILE, TRACE_FILE
+from flatout.records.session import DETAILS_FILE, RECORDING_FILE, TRACE_FILE
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -59,6 +59,7 @@ class Window:
             record_shapes=self._details,
             profile_memory=self._details,
         )
+        (self._session.folder() / RECORDING_FILE).touch()
         self._profiler.start()
         self._make_way()
         if self._details:
@@ -108,6 +109,7 @@ class Window:
         part = folder / f"writing-{name}"
         profiler.export_chrome_trace(str(part))
         self.path = Path(part).rename(folder / name)
+        (folder / RECORDING_FILE).unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """The script raised: leave no profiler behind."""
@@ -118,6 +120,7 @@ class Window:
             self._end_mark()
             if profiler is not None:
                 profiler.stop()
+            (self._session.folder() / RECORDING_FILE).unlink(missing_ok=True)
 
     def _end_mark(self) -> None:
         mark, self._mark = self._mark, None

@@ -17,6 +17,7 @@ Read and written with the standard library alone: the user's environment may hol
         rank<n>-details.pt...     more of them, with shapes, memory, and Python's stacks if ordered
         rank<n>-step<u>.pt...     where a run is watched: steps of it under the profiler
         alarms.jsonl              where a run is watched: when its steps became slower, a line each
+        recording                 there while a profiler records: a job that dies then died of that
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -46,6 +47,7 @@ STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"
 # So named that TensorBoard finds them.
 TRACE_FILE = "rank{rank}.pt.trace.json.gz"
+RECORDING_FILE = "recording"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 

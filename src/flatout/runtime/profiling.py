@@ -11,7 +11,7 @@ from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
 from flatout.records.errors import JobFailed
 from flatout.records.profile import Profile
-from flatout.records.session import TAPS
+from flatout.records.session import RANKS_FOLDER, RECORDING_FILE, TAPS
 from flatout.records.trial import Trial
 from flatout.runtime.command import JobCommand
 from flatout.runtime.peaks import peaks_for
@@ -68,6 +68,11 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
     place = folder / TRIALS_FOLDER / "1-profile"
     with DeviceSampler() as sampler:
         trial = run_trial(plan, place, on_progress=on_progress)
+        died = _died_of_a_recording(trial, place)
+        if died:
+            place.rename(place.with_name("recording-that-failed"))
+            plan = dataclasses.replace(plan, order={**plan.order, "record": ""})
+            trial = run_trial(plan, place, on_progress=_prefixed(on_progress, "once more, unrecorded: "))
         sampler.write(place / "samples.jsonl")
         devices = sampler.devices
     insist_on_updates(trial, place)
@@ -87,7 +92,20 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
     counted_in = counted if counted.exists() else None
     profile = build_profile(run, trial, place, peaks, use, counted_in=counted_in)
     recorded_in = place if counted_in is None or recordings(place) else counted_in
-    return with_recordings(profile, recorded_in, learned_in(place.parent), peaks)
+    about = learned_in(place.parent)
+    if died:
+        about["trace_reason"] = died
+    return with_recordings(profile, recorded_in, about, peaks)
+
+
+def _died_of_a_recording(trial: Trial, place: Path) -> str:
+    """How a job ended while a profiler recorded it, or nothing: some cannot bear one."""
+    if trial.outcome not in ("failed", "killed", "silent") or not trial.updates:
+        return ""
+    if not any((place / RANKS_FOLDER).glob(f"*/{RECORDING_FILE}")):
+        return ""
+    ended = {"killed": f"was killed by signal {trial.signal}", "silent": "hung"}.get(trial.outcome, "failed")
+    return f"the job {ended} while torch's profiler recorded it, so it was run once more without"
 
 
 def learned_in(trials: Path) -> dict[str, Any]:
