@@ -1,0 +1,1 @@
+"""What will fit, and why something did not."""
