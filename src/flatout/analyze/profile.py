@@ -36,6 +36,10 @@ class Peaks:
     device_total_bytes: int | None = None
 
 
+# What a step has, if the ones before had it.
+_IN_EACH_STEP = ("forwards", "backwards", "samples")
+
+
 @dataclasses.dataclass(frozen=True)
 class Window:
     """The timed steps of one rank, the steady ones among them, and their times in milliseconds."""
@@ -49,7 +53,11 @@ class Window:
     @property
     def watched(self) -> tuple[dict[str, Any], ...]:
         """The steady steps whose parts were looked at: all of the first ones, some of the later ones."""
-        return tuple(step for step in self.chosen if step["watched"]) or self.chosen
+        watched = tuple(step for step in self.chosen if step["watched"])
+        if len(watched) > 1 and any(watched[0][name] and not watched[-1][name] for name in _IN_EACH_STEP):
+            # When a trial is asked to end, watching begins in the midst of a step.
+            watched = watched[:-1]
+        return watched or self.chosen
 
 
 def window_of(rank: RankSteps) -> Window:

@@ -11,6 +11,9 @@ class CommandEntry:
     purpose: str
 
 
+# As shells tell of a program that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
+
 COMMANDS: dict[str, CommandEntry] = {
     "doctor": CommandEntry(
         "flatout.cli.doctor", "What machine this is, what is wrong with it, how to fix it."

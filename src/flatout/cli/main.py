@@ -14,11 +14,10 @@ from typing import NoReturn
 
 import click
 
-from flatout.cli.commands import COMMANDS
+from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.records.version import __version__
 
 EXIT_DEFECT = 70
-EXIT_INTERRUPTED = 130
 _EPILOG = (
     "Exit codes: 0 done, 1 a finding, 2 the caller's mistake, 3 the environment's, 4 the job failed, "
     "70 a defect in Flatout."

@@ -29,11 +29,14 @@ def command(plan_path: str, debug: bool) -> int:
     from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.records.plan import read_plan
     from flatout.tune.patching import as_text
+    from flatout.tune.soundness import sound
 
     asked = click.get_current_context().find_root().obj
     if asked is not None:
         asked.update(debug=debug)
-    plan = read_plan(Path(plan_path))
+    plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
+    for text in dropped:
+        click.echo(f"flatout: {text}", err=True)
     script = Path(plan.job.script)
     if not script.is_file():
         raise CallerMistake(

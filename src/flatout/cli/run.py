@@ -46,12 +46,18 @@ def command(
     from flatout.report.running import draw_run, words_before
     from flatout.tune.fingerprints import fingerprint
     from flatout.tune.running import run_job
+    from flatout.tune.soundness import sound
 
     request = request_for(words, **job)
     now = fingerprint(request.command, None, {})
-    plan = Plan(job=now, levers=()) if as_written else read_plan(Path(plan_path))
+    plan = Plan(job=now, levers=())
+    dropped: list[str] = []
+    if not as_written:
+        plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
     for text in words_before(plan, plan.job.differences(now)):
         output.notice(text)
+    for text in dropped:
+        output.notice(f"flatout: {text}")
     with new_run(output, "run") as folder:
         done = run_job(
             plan,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flatout.cli.commands import COMMANDS
+from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
 from flatout.cli.options import Output, common_options
 
@@ -65,7 +65,8 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     type=Duration(),
     default="5m",
     show_default=True,
-    help="How long tuning may take; half of it at least goes to trying levers.",
+    help="About how long tuning may take. A third of it at least goes to trying levers; what was begun is "
+    "finished, and proven.",
 )
 @click.option(
     "--goal",
@@ -140,7 +141,7 @@ def command(
       flatout tune --resume latest train.py
       flatout tune --json train.py | jq .speedup
     """
-    from flatout.records.errors import EXIT_DONE
+    from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.report.tuning import draw_tuning
     from flatout.report.tuning_page import tuning_page
     from flatout.tune.keeping import keep
@@ -148,6 +149,12 @@ def command(
     from flatout.tune.tuning import tune_job
 
     insist_on_known_levers(only=only, skip=skip, allow=allow)
+    if not Path(plan_path).absolute().parent.is_dir():
+        raise CallerMistake(
+            f"there is no folder {Path(plan_path).parent}",
+            expected="a place for the plan",
+            remedy=f"mkdir -p {Path(plan_path).parent}",
+        )
     job_request = request_for(words, seed=seed, **job)
     request = TuneRequest(
         job=job_request,
@@ -172,7 +179,7 @@ def command(
             click.echo(text)
         output.notice(f"the picture: {tuning.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
-    return EXIT_DONE
+    return EXIT_INTERRUPTED if found.interrupted and found.plan is None else EXIT_DONE
 
 
 def _earlier(run: str, command: "JobCommand") -> Path:

@@ -1,5 +1,6 @@
 """The collector tap: pauses of Python's garbage collector. They lie inside the other parts of a step."""
 
+import _thread
 import gc
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,11 @@ class CollectorTap:
             gc.callbacks.remove(self._note)
 
     def _note(self, phase: str, _info: dict[str, int]) -> None:
-        if phase == "start":
-            self._started_ns = clock()
-        elif self._started_ns:
-            self._session.log.add(("collector", self._started_ns, clock()))
+        try:
+            if phase == "start":
+                self._started_ns = clock()
+            elif self._started_ns:
+                self._session.log.add(("collector", self._started_ns, clock()))
+        except KeyboardInterrupt:
+            # Python drops whatever is raised here: a Ctrl-C that came just now must reach the script.
+            _thread.interrupt_main()

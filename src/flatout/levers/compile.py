@@ -15,6 +15,7 @@ _LARGE_LOSS = 1 << 22
 # By mode: the same with kernels chosen by timing them.
 _AUTOTUNED = {"default": "max-autotune-no-cudagraphs", "reduce-overhead": "max-autotune"}
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+MODES = ("default", *WITH_GRAPHS, "max-autotune-no-cudagraphs")
 # What the best of a dozen kernels gives over the first, of products and of what is fused with them.
 _TUNED_PRODUCTS = 1.08
 

@@ -27,7 +27,7 @@ EXIT_CALLER = 2
 EXIT_ENVIRONMENT = 3
 EXIT_JOB = 4
 
-_LIST_AT_MOST = 24
+_LIST_AT_MOST = 40
 
 
 class FlatoutError(Exception):
@@ -59,7 +59,7 @@ class UnknownName(CallerMistake):
         super().__init__(
             f"unknown {kind} {name!r}",
             expected=listed,
-            remedy=remedy or (f"did you mean {near!r}?" if near else "choose one of the names above"),
+            remedy=remedy or (f"did you mean {near!r}?" if near else "choose one of these names"),
         )
 
 

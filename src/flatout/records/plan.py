@@ -22,6 +22,7 @@ from flatout.records.words import with_settings
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 PLAN_VERSION = 1
+DEFAULT_PLAN = "flatout.toml"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,19 +59,27 @@ class Fingerprint:
     def differences(self, other: "Fingerprint") -> list[str]:
         """In words, what is not the same now."""
         found = []
+        if self.is_of_another_script(other):
+            found.append(f"it was made for another script: {self.script}")
+        elif self.script_sha256 and other.script_sha256 and self.script_sha256 != other.script_sha256:
+            found.append("the script has changed since")
         for field in dataclasses.fields(self):
             before, now = getattr(self, field.name), getattr(other, field.name)
             if before == now or (field.name != "arguments" and not (before and now)):
                 continue  # a device that is not known yet is no other device
-            if field.name == "script_sha256":
-                found.append("the script has changed since")
-            elif field.name == "script":
-                found.append(f"it was made for {before}, not {now}")
-            elif field.name == "arguments":
+            if field.name in ("script", "script_sha256"):
+                continue
+            if field.name == "arguments":
                 found.append(f"it was made with the arguments {' '.join(before)!r}, not {' '.join(now)!r}")
             else:
                 found.append(f"it was made on {field.name} {before}, not {now}")
         return found
+
+    def is_of_another_script(self, other: "Fingerprint") -> bool:
+        """By name and content: a script may move, and it may change."""
+        same_content = self.script_sha256 == other.script_sha256
+        same_name = Path(self.script).name == Path(other.script).name
+        return bool(self.script and other.script) and not same_content and not same_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from flatout.records.plan import DEFAULT_PLAN
 from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, percent, three_digits, with_settings
 from flatout.report.plain import inert, is_narrow, line
@@ -113,6 +114,9 @@ def _endings(tuning: Tuning) -> list[str]:
         took += f" ({', '.join(stages)})"
     if tuning.break_even_steps is not None:
         took += f"; paid back after {tuning.break_even_steps:,} steps"
+        if tuning.compile_seconds:
+            compiling = f"compiling alone, {tuning.compile_seconds:.0f} s at each start,"
+            took += f", {compiling} after {_compiled(tuning):,} (--job-steps says how long yours is)"
     if tuning.gpu_hours is not None and tuning.break_even_gpu_hours is not None:
         took += f" ({tuning.gpu_hours:.3f} GPU hours; worth it from {tuning.break_even_gpu_hours:.2f} on)"
     found.append(took)
@@ -121,8 +125,15 @@ def _endings(tuning: Tuning) -> list[str]:
         ratios = [f"{name} {one.measured_over_predicted:.2f} ({one.trials})" for name, one in off.items()]
         found.append(f"measured over predicted here so far (trials): {', '.join(ratios)}")
     if tuning.plan:
-        found.append(f"plan: {tuning.plan}; `flatout run` runs the job with it")
+        given = "" if tuning.plan == DEFAULT_PLAN else f" --plan {tuning.plan}"
+        found.append(f"plan: {tuning.plan}; `flatout run{given}` runs the job with it")
     return found
+
+
+def _compiled(tuning: Tuning) -> int:
+    """Steps after which a job under the plan has made up for compiling."""
+    saved_ms = tuning.baseline.step_ms * (1 - 1 / tuning.speedup)
+    return round(1000 * (tuning.compile_seconds or 0.0) / saved_ms) if saved_ms > 0 else 0
 
 
 def _pace(pace: Pace) -> str:

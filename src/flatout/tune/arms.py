@@ -19,6 +19,8 @@ _ENOUGH_TO_TRIM = 5
 _COMPILES_AT_MOST = 5
 # Of a speedup, in logarithms: from so far away of what was asked, two cycles tell.
 _FAR = 0.1
+# Beyond it a number is larger than any.
+_LARGEST_LOGARITHM = 700.0
 _FEWEST_IF_FAR = 2
 _HOST_WORK = ("forward_ns", "backward_ns", "optimizer_ns", "clipping_ns")
 # Of the t distribution: 95 % of the mean of n values lie within so many standard errors.
@@ -143,13 +145,14 @@ class Comparison:
             return ArmResult(step_ms=None, failed=self.failed[arm])
         if not means[arm] or not means[0]:
             return ArmResult(step_ms=None, failed="it made too few steps")
-        ratios = [base / own for base, own in zip(means[0], means[arm], strict=False)]
+        # Logarithms: twice as fast and half as fast are as far from 1, and nothing is slower than never.
+        ratios = [math.log(base / own) for base, own in zip(means[0], means[arm], strict=False)]
         middle, half = mean_and_half_width(ratios)
         return ArmResult(
             step_ms=statistics.median(means[arm]),
-            speedup=middle,
-            low=middle - half,
-            high=middle + half,
+            speedup=math.exp(middle),
+            low=math.exp(middle - half),
+            high=_exp(middle + half),
             compile_s=self._compile_ms[arm] / 1000,
             host_share=statistics.median(self._host_shares[arm]) if self._host_shares[arm] else None,
         )
@@ -159,6 +162,10 @@ class Comparison:
         updates = self.block_updates[arm]
         wanted = max(1, (updates - _settling(updates)) // 2)
         return [block for block in self._blocks[arm] if len(block) >= wanted]
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < _LARGEST_LOGARITHM else math.inf
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.levers.catalogue import BY_ID
-from flatout.records.errors import UnknownName
+from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.plan import Choice
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import ProfileRequest
@@ -91,6 +91,13 @@ def insist_on_known_levers(
     for name in (*only, *skip):
         if name not in BY_ID:
             raise UnknownName("lever", name, BY_ID)
+    both = sorted({*only} & {*skip})
+    if both:
+        raise CallerMistake(
+            f"{', '.join(both)} is both wanted alone and left out",
+            expected="a lever in --only or in --skip",
+            remedy=f"take {both[0]} out of one of them",
+        )
     recipes = [name for name, kind in BY_ID.items() if kind.safety == "recipe"]
     for name in allow:
         if name not in recipes:

@@ -12,7 +12,7 @@ from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Plan
 from flatout.records.profile import Profile
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
-from flatout.records.words import memory_size
+from flatout.records.words import memory_size, with_settings
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
 from flatout.tune.fingerprints import fingerprint, places_below
@@ -33,6 +33,8 @@ class Found:
 
     tuning: Tuning
     plan: Plan | None
+    # Whether the user ended the search: the plan is the best until then.
+    interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Stages:
     spent_s: Mapping[str, float]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    interrupted: bool = False
 
 
 def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
@@ -105,7 +108,7 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
             **({} if stages.compile_s else {"compile_seconds": "nothing was compiled"}),
         },
     )
-    return Found(tuning=tuning, plan=plan)
+    return Found(tuning=tuning, plan=plan, interrupted=stages.interrupted)
 
 
 def _plan(
@@ -216,12 +219,14 @@ def _with_figures(rung: Rung, stages: Stages) -> Rung:
 
 
 def _as_in_the_plan(trial: LeverTrial, ladder: Sequence[Rung]) -> LeverTrial:
-    """The loader's trial with what its rung shows, where levers were on in its runs."""
-    is_lowest = bool(ladder) and ladder[0].lever.partition(" ")[0] == trial.lever
-    if trial.lever != "loader" or trial.verdict != "kept" or not is_lowest:
+    """A lever of the plan with what its rung shows: one number for one lever."""
+    gains = {rung.lever: rung.gain for rung in ladder}
+    gain = gains.get(with_settings(trial.lever, trial.settings))
+    if gain is None or trial.verdict != "kept" or trial.lever == BATCH_SIZE:
         return trial
-    gain = ladder[0].gain
-    return msgspec.structs.replace(trial, measured_speedup=gain, reason=f"{gain:.2f}x in the plan")
+    return msgspec.structs.replace(
+        trial, measured_speedup=gain, low=None, high=None, reason=f"{gain:.2f}x in the plan"
+    )
 
 
 def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:
@@ -243,6 +248,8 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
         return f"{1 - after / before:.0%} less memory, {less}; {speedup:.2f}x as fast"
     if stages.chosen:
         return f"{speedup:.2f}x faster with {levers}"
+    if stages.interrupted:
+        return "ended by Ctrl-C before anything was found to help: --resume latest goes on from here"
     tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]
     late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
     if late:

@@ -6,7 +6,7 @@ from pathlib import Path
 from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
-from flatout.records.plan import Plan
+from flatout.records.plan import Fingerprint, Plan
 from flatout.records.running import Alarm, Continued, JobRun
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
@@ -71,6 +71,7 @@ def _job_run(
         )
         samples_per_s = build_profile(run, trial, place, Peaks()).samples_per_s
     now = fingerprint(command, None, about)
+    promised = None if plan.job.is_of_another_script(now) else plan.samples_per_s
     return JobRun(
         run=run,
         steps=steps,
@@ -80,12 +81,10 @@ def _job_run(
         levers=tuple(choice.words() for choice in plan.levers if choice.id not in dropped),
         dropped_levers=dropped,
         samples_per_s=samples_per_s,
-        promised_samples_per_s=plan.samples_per_s,
+        promised_samples_per_s=promised,
         # The model's operations for a sample are what they were when the plan was made.
-        mfu=plan.mfu * samples_per_s / plan.samples_per_s
-        if plan.mfu and plan.samples_per_s and samples_per_s
-        else None,
-        guard=_continued(plan, ranks, seen) if plan.levers else None,
+        mfu=plan.mfu * samples_per_s / promised if plan.mfu and promised and samples_per_s else None,
+        guard=_continued(plan, now, ranks, seen) if plan.levers else None,
         alarms=tuple(alarms_in(place)),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         notes=tuple(plan.job.differences(now)),
@@ -99,11 +98,17 @@ def _job_run(
     )
 
 
-def _continued(plan: Plan, ranks: Sequence[RankSteps], seen: SeenLosses | None) -> Continued | None:
+def _continued(
+    plan: Plan, now: Fingerprint, ranks: Sequence[RankSteps], seen: SeenLosses | None
+) -> Continued | None:
     if not ranks:
         return None
     if any(choice.id == BATCH_SIZE for choice in plan.levers):
         return Continued(verdict="unknown", steps=0, reason="another batch size is another training")
     lead = ranks[0]
     losses = [loss_of(step) for step in lead.steps]
-    return judge_first_steps(losses, seen, lead.about.get("pairing") or {})
+    found = judge_first_steps(losses, seen, lead.about.get("pairing") or {})
+    if found.verdict == "left" and plan.job.arguments != now.arguments:
+        reason = "its arguments are not those that it was tuned with: losses cannot be compared"
+        return Continued(verdict="unknown", steps=0, reason=reason)
+    return found

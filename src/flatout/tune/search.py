@@ -246,6 +246,12 @@ class Finder:
         if len(rungs) == 1:
             return
         results = yield self._ask(*rungs, what="baseline to best", most_cycles=8, threshold=None)
+        if not results[-1].failed and not results[-1].is_faster(WORTH):
+            more = {"most_cycles": 16, "most_seconds": 2 * self._limits.comparison_s}
+            results = yield self._ask(*rungs, what="baseline to best, once more", threshold=None, **more)
+        if not results[-1].failed and not results[-1].is_faster(WORTH):
+            self._nothing_after_all(results[-1])
+            return
         times = [result.step_ms for result in results]
         if any(value is None for value in times):
             failed = next(result.failed for result in results if result.failed)
@@ -287,6 +293,13 @@ class Finder:
 
     # Conclusions
 
+    def _nothing_after_all(self, result: ArmResult) -> None:
+        """What seemed to help, one by one, does not show where all of it stands beside the job as written."""
+        reason = f"the whole plan by turns with the job as written: {_interval(result)}"
+        for choice in self.best:
+            self.conclude(choice, "rejected", reason)
+        self.best, self.ladder, self.compile_s = (), [], 0.0
+
     def _judge(self, choice: Choice, result: ArmResult, base: Arm) -> bool:
         if result.failed:
             self.conclude(choice, "failed", result.failed, result, base)
@@ -300,7 +313,7 @@ class Finder:
         elif result.speedup < 1.0 + WORTH or result.low is None or result.high is None:
             reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
         else:
-            reason = f"{result.speedup:.3f}x, but it could be chance ({result.low:.3f} to {result.high:.3f})"
+            reason = _interval(result)
         self.conclude(choice, "rejected", reason, result, base)
         return False
 
@@ -328,6 +341,12 @@ class Finder:
             high=result.high if result is not None else None,
             on_top_of=tuple(one.words() for one in on_top_of),
         )
+
+    def leave_out(self, choices: Sequence[Choice], reason: str) -> None:
+        """Conclude that those of which nothing is known yet were not tried."""
+        for choice in choices:
+            if _key(choice) not in self.trials:
+                self.conclude(choice, "skipped", reason)
 
     def _is_kept(self, choice: Choice) -> bool:
         return self.trials[_key(choice)].verdict == "kept"
@@ -375,9 +394,7 @@ class Finder:
     def _has_time(self, choices: Sequence[Choice]) -> bool:
         if time.monotonic() < self._limits.deadline:
             return True
-        for choice in choices:
-            if _key(choice) not in self.trials:
-                self.conclude(choice, "skipped", OUT_OF_TIME)
+        self.leave_out(choices, OUT_OF_TIME)
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
@@ -393,6 +410,11 @@ def ordered(choices: Iterable[Choice]) -> Arm:
 def conflict(one: Choice, other: Choice) -> bool:
     """Whether two levers must not be on together."""
     return other.id in BY_ID[one.id].conflicts or one.id in BY_ID[other.id].conflicts
+
+
+def _interval(result: ArmResult) -> str:
+    ends = f"{result.low or 0.0:.3f} to {result.high:.3f}" if result.high is not None else "no interval"
+    return f"{result.speedup or 0.0:.3f}x, but it could be chance ({ends})"
 
 
 def _key(choice: Choice) -> str:

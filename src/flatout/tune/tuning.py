@@ -39,10 +39,12 @@ from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
 from flatout.tune.search import WORTH, Finder
 
-# Of the budget, whatever the proof will take.
-_FOR_THE_SEARCH = 0.5
+# Of the budget, whatever came before and the proof will take.
+_FOR_THE_SEARCH = 0.35
 _FOR_ONE_COMPARISON = 0.1
 _FOR_THE_BATCH = 0.5
+# The same steps took so many times as long a little later.
+_DISTURBED = 1.5
 # A plan whose steps wait for data for more than this goes as fast as its loader.
 _WAITS = 0.05
 
@@ -75,6 +77,8 @@ class _Tuner:
         self._spent_s: dict[str, float] = {}
         self._answers: Answers = {}
         self._input_wait = 0.0
+        # What the job without levers took, comparison by comparison.
+        self._base_ms: list[float] = []
         self._interrupted = False
 
     def tune(self) -> Found:
@@ -87,7 +91,6 @@ class _Tuner:
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
         repeats = can_repeat_batches(job)
-        self._leave_time_for_the_proof(baseline, job)
         loading = LoaderStage(self._measurer, self._limits, self._folder, as_written)
         # Workers there are: how many are needed shows when the levers are on. Without any, nothing could be
         # ready ahead of time, and levers that depend on that could not be tried.
@@ -100,6 +103,7 @@ class _Tuner:
         loader = loaded.choice
         base = (loader,) if loader is not None else ()
         self._resume(fingerprint(self._request.job.command, baseline, about), base, repeats)
+        self._leave_time_for_the_proof(baseline, job)
         finder = Finder(with_workers(job, loader), self._limits)
         findings = diagnose(baseline, about, peaks)
         candidates = finder.candidates(LEVERS, findings)
@@ -140,6 +144,7 @@ class _Tuner:
                 # On top of the budget, since it was asked for by name; but not without an end.
                 deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
             )
+        self._notes += _told_of_moods(self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
         if larger.choice is not None:
@@ -164,6 +169,7 @@ class _Tuner:
                 spent_s=self._spent_s,
                 notes=tuple(self._notes),
                 findings=findings,
+                interrupted=self._interrupted,
             ),
         )
 
@@ -231,7 +237,7 @@ class _Tuner:
         if job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
             left_s += start_s  # the loader's settings are tried in runs of their own
         budget_s = self._request.budget_s
-        deadline = self._began + max(_FOR_THE_SEARCH * budget_s, budget_s - left_s)
+        deadline = max(time.monotonic() + _FOR_THE_SEARCH * budget_s, self._began + budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
 
     def _resume(self, job: Fingerprint, base: Sequence[Choice], repeated: bool) -> None:
@@ -266,6 +272,7 @@ class _Tuner:
             bench.run(plan, self._trials_folder, tell)
         except KeyboardInterrupt:
             self._interrupted = True
+            finder.leave_out(candidates, "ended by Ctrl-C")
             # What was found is worth a minute of proof; a second Ctrl-C ends that too.
             self._notes.append("the search was ended by Ctrl-C: this is the best until then")
             self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
@@ -277,6 +284,8 @@ class _Tuner:
 
     def _write_down(self, ask: Ask, results: Sequence[ArmResult], took_s: float) -> None:
         self._journal.add(ask, results, at_s=time.monotonic() - self._began, took_s=took_s)
+        if not ask.arms[0] and results[0].step_ms is not None:
+            self._base_ms.append(results[0].step_ms)
 
     def _prove(self, job: JobFacts, baseline: Profile, found: tuple[Choice, ...]) -> Any:
         proof = Proof(self._request, self._trials_folder, baseline, job, self._tell)
@@ -343,6 +352,14 @@ def _told_of(allowed: dict[str, Any]) -> list[str]:
     over = f"over the last of {allowed['steps']:.0f} updates"
     losses = f"the loss is {allowed['allowed']:.4g}, as written {allowed['as_written']:.4g}"
     return [f"{names} changes the training, as you allowed: {over} {losses}"]
+
+
+def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
+    """A machine on which the same job takes now so long and then so long has something else to do."""
+    if not base_ms or max(base_ms) < _DISTURBED * min(base_ms):
+        return []
+    least, most = f"{min(base_ms):.3g}", f"{max(base_ms):.3g}"
+    return [f"other work runs on this machine: steps without levers took {least} to {most} ms while tuning"]
 
 
 def _uncompiled(as_written: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:

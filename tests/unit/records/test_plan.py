@@ -1,5 +1,6 @@
 """The plan's file: written for people, read back without loss, refused where it is broken."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,14 @@ def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
         read_plan(tmp_path / "none.toml")
 
 
+def test_a_script_may_move_and_may_change() -> None:
+    moved = dataclasses.replace(JOB, script="jobs/elsewhere.py")
+    assert JOB.differences(moved) == []
+    changed = dataclasses.replace(JOB, script=f"jobs/{JOB.script}", script_sha256="cd" * 32)
+    assert JOB.differences(changed) == ["the script has changed since"]
+    assert not JOB.is_of_another_script(changed)
+
+
 def test_a_plan_of_another_job_says_what_differs() -> None:
     other = Fingerprint(
         script="other.py",
@@ -98,8 +107,7 @@ def test_a_plan_of_another_job_says_what_differs() -> None:
     )
     assert JOB.differences(JOB) == []
     assert JOB.differences(other) == [
-        "it was made for train.py, not other.py",
-        "the script has changed since",
+        "it was made for another script: train.py",
         "it was made with the arguments '--lr 3e-4', not '--lr 1'",
         "it was made on device NVIDIA H200, not NVIDIA L4",
     ]

@@ -442,3 +442,34 @@ def test_levers_that_answer_what_holds_the_job_up_come_first() -> None:
     assert first(waits) == "fused-optimizer"
     # One that nobody knows any more, of an older record.
     assert first(dataclasses.replace(waits, code="F000")) == "bf16"
+
+
+class Disturbed(World):
+    """What seemed twice as fast alone does not show in the ladder, where anything could be true."""
+
+    def answer(self, ask: Ask) -> list[ArmResult]:
+        results = super().answer(ask)
+        if not ask.what.startswith("baseline to best"):
+            return results
+        last = dataclasses.replace(results[-1], low=0.4, high=5.0)
+        return [*results[:-1], last]
+
+
+def test_a_plan_whose_ladder_could_be_chance_is_none() -> None:
+    world = Disturbed({"bf16": 0.5, "fused-optimizer": 0.9})
+    finder = searched(world)
+    assert finder.best == ()
+    assert finder.ladder == []
+    assert [ask.what for ask in world.asked].count("baseline to best, once more") == 1
+    told = [trial for trial in finder.trials.values() if trial.lever == "bf16"]
+    assert told[0].verdict == "rejected"
+    assert "it could be chance (0.400 to 5.000)" in told[0].reason
+
+
+def test_speedups_are_never_negative() -> None:
+    comparison = Comparison(Ask(arms=((), (Choice(id="bf16"),)), what="noise"), 1, [8, 8])
+    comparison._blocks = [[[10.0] * 8, [400.0] * 8, [12.0] * 8], [[300.0] * 8, [9.0] * 8, [11.0] * 8]]
+    result = comparison.results()[1]
+    assert result.low is not None
+    assert result.high is not None
+    assert 0 < result.low < 1 < result.high
