@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 COMPARISONS_FILE = "comparisons.jsonl"
 LOSSES_FILE = "losses.json"
 JOB_FILE = "tuned-job.json"
+# Answers hold where these are what they were.
+_CONDITIONS = ("script_sha256", "arguments", "device", "torch", "flatout")
 # As far as `run` looks.
 FIRST_STEPS = 200
 
@@ -85,8 +87,21 @@ def read_losses(folder: Path) -> SeenLosses | None:
 def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice], *, repeated: bool = False) -> None:
     """Which job is tuned here, where, on top of what, with whose batches: for whoever wants to go on."""
     words = [choice.words() for choice in base]
-    document = {"job": job, "base": words, "repeated": repeated}
+    loader = next((choice for choice in base if choice.id == "loader"), None)
+    document = {"job": job, "base": words, "repeated": repeated, "loader": loader}
     (folder / JOB_FILE).write_bytes(msgspec.json.encode(document))
+
+
+def earlier_loader(folder: Path, job: Fingerprint) -> tuple[Choice | None, bool]:
+    """What an earlier tuning of this job found for its loader, and whether it had looked."""
+    earlier = _earlier(folder)
+    if earlier is None or any(getattr(earlier[0], name) != getattr(job, name) for name in _CONDITIONS):
+        return None, False
+    try:
+        plain = json.loads((folder / JOB_FILE).read_text())["loader"]
+        return msgspec.convert(plain, Choice | None), True
+    except (OSError, ValueError, KeyError, msgspec.ValidationError):
+        return None, False
 
 
 def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
@@ -116,8 +131,7 @@ def read_answers(
     if earlier is None:
         return {}, "what was to be resumed is gone"
     then, then_base, then_repeated = earlier
-    compared = ("script_sha256", "arguments", "device", "torch", "flatout")
-    differences = [name for name in compared if getattr(then, name) != getattr(job, name)]
+    differences = [name for name in _CONDITIONS if getattr(then, name) != getattr(job, name)]
     if then_base != [choice.words() for choice in base]:
         differences.append("loader")
     if then_repeated != repeated:

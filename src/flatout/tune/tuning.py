@@ -27,7 +27,7 @@ from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
 from flatout.tune.fingerprints import fingerprint
-from flatout.tune.journal import Journal, read_answers, write_job
+from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
 from flatout.tune.larger_batch import larger_batch
 from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
@@ -97,12 +97,13 @@ class _Tuner:
         loaded = Loaded(NOT_NEEDED)
         has_workers = any(one.get("num_workers") for one in job.loaders)
         later_on = repeats and has_workers and self._request.goal != "memory"
+        this_job = fingerprint(self._request.job.command, baseline, about)
         if not later_on:
             with self._stage("loader"):
-                loaded = loading.tune(job, baseline, ())
+                loaded = self._loaded_earlier(this_job) or loading.tune(job, baseline, ())
         loader = loaded.choice
         base = (loader,) if loader is not None else ()
-        self._resume(fingerprint(self._request.job.command, baseline, about), base, repeats)
+        self._resume(this_job, base, repeats)
         self._leave_time_for_the_proof(baseline, job)
         finder = Finder(with_workers(job, loader), self._limits)
         findings = diagnose(baseline, about, peaks)
@@ -239,6 +240,24 @@ class _Tuner:
         budget_s = self._request.budget_s
         deadline = max(time.monotonic() + _FOR_THE_SEARCH * budget_s, self._began + budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
+
+    def _loaded_earlier(self, job: Fingerprint) -> Loaded | None:
+        """What the tuning that is resumed had found for the loader, where it had come that far."""
+        resumed = self._request.resume
+        choice, had_looked = earlier_loader(resumed, job) if resumed is not None else (None, False)
+        if not had_looked or "loader" in self._request.skip:
+            return None
+        trial = msgspec.structs.replace(
+            NOT_NEEDED, verdict="kept" if choice else "rejected", reason="as in the tuning that is resumed"
+        )
+        if choice is not None:
+            trial = msgspec.structs.replace(
+                trial,
+                settings=choice.settings,
+                predicted_speedup=choice.predicted_speedup,
+                measured_speedup=choice.measured_speedup,
+            )
+        return Loaded(trial, choice)
 
     def _resume(self, job: Fingerprint, base: Sequence[Choice], repeated: bool) -> None:
         write_job(self._folder, job, base, repeated=repeated)

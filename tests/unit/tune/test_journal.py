@@ -16,8 +16,10 @@ from flatout.tune.calibration import CALIBRATION_FILE, record, reliability
 from flatout.tune.continuing import judge_first_steps
 from flatout.tune.journal import (
     COMPARISONS_FILE,
+    JOB_FILE,
     Journal,
     SeenLosses,
+    earlier_loader,
     insist_on_the_same_job,
     read_answers,
     read_losses,
@@ -186,3 +188,15 @@ def test_losses_are_read_back(tmp_path: Path) -> None:
     assert found.as_written == [1.0, None, None]
     (tmp_path / "losses.json").write_text(json.dumps({"as_written": "x"}))
     assert read_losses(tmp_path) is None
+
+
+def test_what_was_found_for_the_loader_is_taken_over(tmp_path: Path) -> None:
+    loader = Choice(id="loader", settings={"num_workers": 2}, measured_speedup=1.5)
+    assert earlier_loader(tmp_path, JOB) == (None, False)
+    write_job(tmp_path, JOB, (loader,))
+    assert earlier_loader(tmp_path, JOB) == (loader, True)
+    assert earlier_loader(tmp_path, dataclasses.replace(JOB, device="another")) == (None, False)
+    write_job(tmp_path, JOB, ())
+    assert earlier_loader(tmp_path, JOB) == (None, True)
+    (tmp_path / JOB_FILE).write_text("{}")
+    assert earlier_loader(tmp_path, JOB) == (None, False)
