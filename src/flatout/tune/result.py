@@ -252,12 +252,14 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
         return "ended by Ctrl-C before anything was found to help: --resume latest goes on from here"
     tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]
     late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
-    if late:
-        return f"nothing gained in the time allowed, which was over before {', '.join(late)}"
+    over = f"the time allowed was over before {', '.join(late)}" if late else ""
     if tried:
         count = (
             f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"
         )
-        return f"nothing to gain: {count} made the job {'faster' if len(tried) > 1 else 'no faster'}"
+        nothing = f"{count} made the job {'faster' if len(tried) > 1 else 'no faster'}"
+        return f"nothing gained: {nothing}; {over}" if over else f"nothing to gain: {nothing}"
+    if over:
+        return f"nothing gained: {over}"
     reasons = [f"{trial.lever}: {trial.reason}" for trial in trials if trial.verdict == "skipped"]
     return f"nothing to gain: no lever applies ({'; '.join(reasons)})"
