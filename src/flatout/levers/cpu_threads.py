@@ -22,7 +22,7 @@ class CpuThreads(Lever):
         if job.on_gpu:
             return "the job trains on a GPU"
         if job.habit("sets_threads"):
-            return "the script chooses their number itself"
+            return "their number is chosen already: by the script, or by OMP_NUM_THREADS"
         if not cls.variants(job):
             return "there is one core"
         return ""

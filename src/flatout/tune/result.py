@@ -253,6 +253,9 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
     tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]
     late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
     over = f"the time allowed was over before {', '.join(late)}" if late else ""
+    failures = {trial.reason for trial in tried if trial.verdict == "failed"}
+    if len(failures) == 1 and all(trial.verdict == "failed" for trial in tried):
+        return f"nothing could be tried: {failures.pop()}"
     if tried:
         count = (
             f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"

@@ -225,7 +225,9 @@ class _Tuner:
             last = f"; the last it said:{said}" if said and profile.trial.outcome == "failed" else ""
             raise JobFailed(
                 f"the job made {profile.updates} updates and then ended as {profile.trial.outcome!r}{last}",
-                expected="a job that trains for a few dozen updates",
+                expected="a job that trains for a few dozen updates"
+                if profile.trial.outcome != "failed"
+                else "a job that runs as written",
                 remedy=f"flatout check {self._request.job.command.typed()}",
             )
         return profile
