@@ -26,7 +26,11 @@ def _arm(torch: ModuleType) -> None:
     try:
         from flatout.inside.session import start_session
 
-        start_session(torch, os.environ[SESSION_VARIABLE])
+        session = start_session(torch, os.environ[SESSION_VARIABLE])
+        if session.order.imagine:
+            from flatout.memory.imagined.world import imagine
+
+            imagine(torch, session.folder())
     except Exception as error:  # noqa: BLE001 - a session that cannot start must not stop the job
         _note_failure(error)
 

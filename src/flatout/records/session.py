@@ -18,6 +18,7 @@ Read and written with the standard library alone: the user's environment may hol
         rank<n>-step<u>.pt...     where a run is watched: steps of it under the profiler
         alarms.jsonl              where a run is watched: when its steps became slower, a line each
         recording                 there while a profiler records: a job that dies then died of that
+        ledger.json               where the order asked for it: what an imagined GPU was asked for
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -48,6 +49,7 @@ NOTES_FILE = "shield.txt"
 # So named that TensorBoard finds them.
 TRACE_FILE = "rank{rank}.pt.trace.json.gz"
 RECORDING_FILE = "recording"
+LEDGER_FILE = "ledger.json"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
@@ -102,6 +104,8 @@ class Order:
     bench: bool = False
     # Yield the first batches of each loader again and again.
     repeat_batches: bool = False
+    # Train on tensors without memory, and note what they would take on a GPU (`memory/imagined`).
+    imagine: bool = False
     # Sketches of gradients and parameters in the first updates, for the guard.
     guard_updates: int = 0
     # Before the first training call, change each parameter by so much of itself, at random.

@@ -12,6 +12,7 @@ from flatout.records.trial import Trial
 from flatout.runtime.progress import Progress
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length
+from flatout.tune.limits import TOO_SHORT
 
 Search = Generator[Ask, list[ArmResult], None]
 # What was answered before, by the arms that were compared.
@@ -156,7 +157,7 @@ class Bench:
         assert comparison is not None
         if trial.outcome in ("ended", "stopped"):
             if self._folder is None or trial.updates < 2 * max(comparison.block_updates):
-                self._fail(comparison, f"the job ends after {trial.updates} updates: too few to compare")
+                self._fail(comparison, f"the job ends after {trial.updates} updates: {TOO_SHORT}")
             return
         last = [line.strip() for line in trial.said if line.strip()][-1:]
         words = {

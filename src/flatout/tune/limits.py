@@ -5,6 +5,7 @@ import dataclasses
 from flatout.levers.catalogue import BY_ID
 
 OUT_OF_TIME = "the time allowed was over"
+TOO_SHORT = "too few to compare"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from flatout.records.words import memory_size, with_settings
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
 from flatout.tune.fingerprints import fingerprint, places_below
-from flatout.tune.limits import OUT_OF_TIME
+from flatout.tune.limits import OUT_OF_TIME, TOO_SHORT
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
 
@@ -254,7 +254,7 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
     late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
     over = f"the time allowed was over before {', '.join(late)}" if late else ""
     failures = {trial.reason for trial in tried if trial.verdict == "failed"}
-    if len(failures) == 1 and all(trial.verdict == "failed" for trial in tried):
+    if len(failures) == 1 and all(trial.reason.endswith(TOO_SHORT) for trial in tried):
         return f"nothing could be tried: {failures.pop()}"
     if tried:
         count = (

@@ -1,5 +1,6 @@
 """Marks around calls of modules: there while a window records, gone afterwards."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,10 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Iterator[ModuleMarks]:
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleMarks]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:  # what other tests of this process have compiled
+        monkeypatch.setitem(dynamo.counters, "frames", {})
     session = Session(torch, Order(folder=str(tmp_path)))
     session.thread = threading.get_ident()
     marks = ModuleMarks(session)

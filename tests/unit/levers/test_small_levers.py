@@ -57,7 +57,7 @@ def test_one_half_and_all_are_tried(habits: dict[str, Any], tried: list[int]) ->
 
 def test_a_scripts_own_number_of_threads_stays() -> None:
     job = JobFacts(habits={"threads": 8, "cores": 8, "sets_threads": True})
-    assert "itself" in CpuThreads.check(job)
+    assert "chosen already" in CpuThreads.check(job)
     assert "GPU" in CpuThreads.check(JobFacts(device="cuda:0", habits={"threads": 8, "cores": 8}))
 
 

@@ -1,0 +1,106 @@
+"""What an imagined device was asked for, and what was given back: one line of numbers for each."""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+from flatout.levers.places import users_frame
+from flatout.records.session import LEDGER_FILE
+
+
+class Ledger:
+    """Every memory on the device, by number; who asked for it, and until when it was held."""
+
+    def __init__(self, torch: Any, folder: Path) -> None:
+        self._torch = torch
+        self._path = folder / LEDGER_FILE
+        # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
+        self._events: list[list[int]] = []
+        self._places: dict[tuple[str, int, str], int] = {}
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._count = 0
+        self._updates = 0
+        # By category, the numbers that belong to it.
+        self._owners: dict[str, list[int]] = {}
+        # What depends on values, which an imagined device does not have: by kind, where and how often.
+        self.guessed: dict[str, dict[str, int]] = {}
+
+    def has(self, storage: Any) -> bool:
+        """Whether this memory is the device's."""
+        return storage in self._numbers
+
+    def host(self, storage: Any) -> None:
+        """Memory of the host."""
+        if storage not in self._numbers:
+            self._on_host.add(storage)
+
+    def take(self, storage: Any, *, moved: bool = False) -> None:
+        """Memory on the device, unless it is known already; `moved` there from the host as it is."""
+        if storage in self._numbers or (storage in self._on_host and not moved):
+            return
+        self._on_host.discard(storage)
+        self._count += 1
+        number = self._numbers[storage] = self._count
+        if storage.nbytes():
+            self._events.append([number, storage.nbytes(), self._place()])
+            # It must not keep the ledger alive, nor the storage.
+            weakref.finalize(storage, self._events.append, [number]).atexit = False
+
+    def workspace(self, size: int) -> None:
+        """Memory that a library asks for once, and keeps."""
+        self._count += 1
+        self._events.append([self._count, size, self._place()])
+        self._owners.setdefault("workspace", []).append(self._count)
+
+    def guess(self, what: str) -> None:
+        """Note that the script asked for a value."""
+        where = self._where()
+        found = self.guessed.setdefault(what, {})
+        found[where] = found.get(where, 0) + 1
+
+    def update(self, optimizer: Any) -> None:
+        """An optimizer has made an update: who holds what now?"""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._own("parameters", parameter)
+                self._own("gradients", parameter.grad)
+                for value in optimizer.state.get(parameter, {}).values():
+                    self._own("optimizer", value)
+        self._updates += 1
+        self._events.append([-self._updates])
+        self.write()
+
+    def write(self) -> None:
+        """To the file, whole."""
+        document = {
+            "events": self._events,
+            "places": [list(place) for place in self._places],
+            "owners": {name: sorted(set(numbers)) for name, numbers in self._owners.items()},
+            "updates": self._updates,
+            "guessed": self.guessed,
+        }
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(document))
+        part.rename(self._path)
+
+    def _own(self, category: str, value: Any) -> None:
+        if isinstance(value, self._torch.Tensor):
+            number = self._numbers.get(value.untyped_storage())
+            if number is not None:
+                self._owners.setdefault(category, []).append(number)
+
+    def _place(self) -> int:
+        frame = users_frame(self._torch)
+        code = frame.f_code if frame is not None else None
+        place = (
+            (code.co_filename, frame.f_lineno, code.co_qualname)
+            if code is not None and frame is not None
+            else ("", 0, "")
+        )
+        return self._places.setdefault(place, len(self._places))
+
+    def _where(self) -> str:
+        frame = users_frame(self._torch)
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

@@ -1,0 +1,157 @@
+"""Stand-ins for what only a real device has: torch.cuda, compiled code, and what torch chooses by device."""
+
+import contextlib
+import sys
+from typing import Any
+
+_OPTIMIZERS = (
+    *("adam", "adamw", "sgd", "rmsprop", "adagrad", "nadam", "radam", "adadelta", "adamax", "asgd", "rprop"),
+)
+
+_CHOICE = "_default_to_fused_or_foreach"
+
+
+class _Idle:
+    """A stream or an event on which nothing happens."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_args, **_kwargs: 0.0 if name == "elapsed_time" else True
+
+    def __enter__(self) -> "_Idle":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        return None
+
+
+def stand_in(torch: Any, moving: list[int]) -> None:
+    """Put all of them in place, for as long as the process lives."""
+    _cuda(torch.cuda)
+    _modules(torch, moving)
+    _precision(torch)
+    _values(torch)
+    torch.compile = _as_written
+    torch.save = _answering(None)  # there is nothing to be saved
+    for name in _OPTIMIZERS:
+        module = sys.modules.get(f"torch.optim.{name}")
+        if module is not None and hasattr(module, _CHOICE):
+            # On CUDA, where the script does not choose, whole lists of tensors are updated at once.
+            setattr(module, _CHOICE, lambda *_args, **_kwargs: (False, True))
+
+
+def _cuda(cuda: Any) -> None:
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "is_bf16_supported": True,
+        "get_device_name": "an imagined GPU",
+        "get_device_capability": (9, 0),
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "get_rng_state": None,
+    }
+    for name, value in answers.items():
+        setattr(cuda, name, _answering(value))
+    for name in (
+        *(
+            "init",
+            "synchronize",
+            "set_device",
+            "manual_seed",
+            "manual_seed_all",
+            "seed",
+            "seed_all",
+            "ipc_collect",
+        ),
+        *("empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_rng_state"),
+        *("set_per_process_memory_fraction", "set_stream"),
+    ):
+        setattr(cuda, name, _answering(None))
+    cuda.Stream = cuda.Event = _Idle
+    cuda.current_stream = cuda.default_stream = _answering(_Idle())
+    cuda.stream = cuda.device = lambda *_args, **_kwargs: contextlib.nullcontext()
+
+
+def _answering(value: Any) -> Any:
+    return lambda *_args, **_kwargs: value
+
+
+def _modules(torch: Any, moving: list[int]) -> None:
+    """`Module._apply` swaps parameters, which fake ones do not bear; moved as they are, they need not be."""
+    # Parameters that were converted, by what they were: those that are tied stay so.
+    converted: dict[int, tuple[Any, Any]] = {}
+
+    def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
+        if recurse:
+            for child in module.children():
+                child._apply(fn)  # noqa: SLF001
+        moving[0] += 1
+        try:
+            for name, parameter in module._parameters.items():  # noqa: SLF001
+                if parameter is None:
+                    continue
+                if id(parameter) not in converted:
+                    with torch.no_grad():
+                        new = fn(parameter)
+                    if new.untyped_storage() is parameter.untyped_storage():
+                        continue
+                    other = torch.nn.Parameter(new, parameter.requires_grad)
+                    converted[id(parameter)] = (parameter, other)
+                module._parameters[name] = converted[id(parameter)][1]  # noqa: SLF001
+            for name, buffer in module._buffers.items():  # noqa: SLF001
+                if buffer is not None:
+                    module._buffers[name] = fn(buffer)  # noqa: SLF001
+        finally:
+            moving[0] -= 1
+        return module
+
+    torch.nn.Module._apply = _apply  # noqa: SLF001
+
+
+def _precision(torch: Any) -> None:
+    real = torch.autocast.__init__
+
+    def __init__(self: Any, device_type: str, dtype: Any = None, **more: Any) -> None:  # noqa: N807
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        real(self, device_type, dtype=dtype, **more)
+
+    torch.autocast.__init__ = __init__
+    # No gradient is ever infinite here.
+    torch.amp.GradScaler._maybe_opt_step = (  # noqa: SLF001
+        lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
+    )
+
+
+def _values(torch: Any) -> None:
+    """Numbers in place of those that are not there."""
+    tensor = torch.Tensor
+
+    def __format__(self: Any, spec: str) -> str:  # noqa: N807
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def tolist(self: Any) -> Any:
+        values: Any = self.item() if self.dim() == 0 else [one.tolist() for one in self]
+        return values
+
+    def numpy(self: Any, **_more: Any) -> Any:
+        kind = str(self.dtype).removeprefix("torch.").replace("bfloat16", "float32")
+        return np.ones(tuple(self.shape), kind)
+
+    import numpy as np
+
+    tensor.__format__, tensor.tolist, tensor.numpy = __format__, tolist, numpy
+    tensor.__array__ = lambda self, *_more: numpy(self)
+
+
+def _as_written(model: Any = None, **_options: Any) -> Any:
+    return model if model is not None else (lambda function: function)

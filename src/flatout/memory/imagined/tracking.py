@@ -1,0 +1,69 @@
+"""Sees every operator, and notes the memory that its results would take on the device."""
+
+from typing import Any
+
+from flatout.memory.imagined.ledger import Ledger
+
+# What cuBLAS asks for at its first product on a device of compute capability 9.0.
+_WORKSPACE_BYTES = 32 << 20
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "aten::convolution")
+
+
+def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
+    """A mode; while `wanted` is positive, results are the device's whatever they are made of."""
+    base: Any = torch.utils._python_dispatch.TorchDispatchMode  # noqa: SLF001
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException as unknown_shapes  # noqa: N813
+
+    flatten = torch.utils._pytree.tree_leaves  # noqa: SLF001
+
+    def storages(tree: Any) -> list[Any]:
+        return [leaf.untyped_storage() for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
+
+    class Tracker(base):  # type: ignore[misc]
+        """Below autograd: what is saved for the backward pass lives as long as it would."""
+
+        has_workspace = False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            name = func.name().partition(".")[0]
+            if name == "aten::_local_scalar_dense":
+                ledger.guess("item")
+                return _answer(torch, args[0].dtype)
+            on_device = wanted[0] > 0 or (
+                wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
+            )
+            if on_device and name in _PRODUCTS and not self.has_workspace:
+                self.has_workspace = True
+                ledger.workspace(_WORKSPACE_BYTES)
+            try:
+                out = func(*args, **kwargs)
+            except unknown_shapes:
+                out = _largest(torch, name, args)
+                ledger.guess(name.removeprefix("aten::"))
+            for storage in storages(out):
+                (ledger.take if on_device else ledger.host)(storage)
+            return out
+
+    return Tracker()
+
+
+def _largest(torch: Any, name: str, args: Any) -> Any:
+    """The largest that an operator can give whose result depends on values; raises where nobody knows."""
+    value = args[0]
+    if name == "aten::nonzero":
+        return value.new_empty((value.numel(), value.dim()), dtype=torch.int64)
+    if name == "aten::masked_select":
+        return value.new_empty(value.numel())
+    if name == "aten::index":
+        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
+        if len(masks) == 1 and args[1][0] is masks[0]:
+            return value.new_empty((masks[0].numel(), *value.shape[masks[0].dim() :]))
+    raise NotImplementedError(f"what {name} gives depends on values, which an imagined GPU does not have")
+
+
+def _answer(torch: Any, dtype: Any) -> Any:
+    """A value that no script stumbles over."""
+    if dtype == torch.bool:
+        return False
+    return 1.0 if dtype.is_floating_point else 1

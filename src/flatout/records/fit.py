@@ -1,0 +1,69 @@
+"""Will it fit: the document of `flatout fit`."""
+
+import dataclasses
+
+from flatout.records.unknown import fill_reasons
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryParts:
+    """What holds the memory at the peak."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    workspace: int = 0
+    # What the driver and torch's kernels take, beside anything that a job asks for.
+    context: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitOption:
+    """One GPU: does the job fit?"""
+
+    gpu: str
+    memory_bytes: int
+    # None where the peak lies within the error of the GPU's memory.
+    fits: bool | None
+    # Whether it has less than the job would reserve: what is cached must be given back now and then.
+    is_tight: bool
+    peak_bytes: int
+    usd_per_hour: float | None = None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="no price is known")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryAt:
+    """How much is allocated at some event of the ledger."""
+
+    event: int
+    allocated_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a script would take on a GPU that nobody needed to have."""
+
+    run: str
+    command: tuple[str, ...]
+    # By torch's own count: allocated by tensors, and reserved for them.
+    peak_bytes: int
+    reserved_bytes: int
+    parts: MemoryParts
+    # Of the whole, how far off predictions have been.
+    error_bar: float
+    updates: int
+    # Where the peak is reached.
+    where: str | None
+    options: tuple[FitOption, ...]
+    timeline: tuple[MemoryAt, ...] = ()
+    took_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="the peak is reached in no line of the script")

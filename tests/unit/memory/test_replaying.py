@@ -1,0 +1,57 @@
+"""A ledger through the allocator: who holds what at the peak, and where that is."""
+
+import pytest
+
+from flatout.memory.allocator import MIB, OutOfMemory
+from flatout.memory.replaying import replay
+from flatout.records.ledger import LedgerFile
+
+PLACES = [("model.py", 3, "Model.__init__"), ("train.py", 20, "main")]
+
+
+def ledger(*events: list[int], **owners: list[int]) -> LedgerFile:
+    return LedgerFile(events=list(events), places=PLACES, owners=owners, updates=2)
+
+
+def test_the_peak_and_who_holds_it() -> None:
+    found = replay(
+        ledger(
+            [1, 30 * MIB, 0],
+            [2, 16 * MIB, 1],
+            [3, 14 * MIB, 1],  # the peak
+            [2],
+            [-1],
+            [4, 12 * MIB, 1],
+            parameters=[1],
+            gradients=[3],
+        )
+    )
+    assert found.allocated_bytes == 60 * MIB
+    assert found.reserved_bytes == 60 * MIB
+    assert (found.parts.parameters, found.parts.gradients, found.parts.activations) == (
+        30 * MIB,
+        14 * MIB,
+        16 * MIB,
+    )
+    assert found.place == ("train.py", 20, "main")
+    assert max(point.allocated_bytes for point in found.timeline) == 60 * MIB
+
+
+def test_what_is_not_split_off_counts_as_what_lives_for_a_step() -> None:
+    found = replay(ledger([1, 11 * MIB + 100, 0], parameters=[1]))
+    assert found.allocated_bytes == 12 * MIB
+    assert found.parts.parameters + found.parts.activations == 12 * MIB
+
+
+def test_a_device_with_an_end() -> None:
+    events = ledger([1, 30 * MIB, 0], [1], [2, 36 * MIB, 0])
+    assert replay(events).reserved_bytes == 66 * MIB
+    tight = replay(events, room_bytes=40 * MIB)
+    assert (tight.reserved_bytes, tight.retries) == (36 * MIB, 1)
+    with pytest.raises(OutOfMemory):
+        replay(events, room_bytes=34 * MIB)
+
+
+def test_nothing_was_asked_for() -> None:
+    found = replay(ledger([-1], [-2]))
+    assert (found.allocated_bytes, found.place) == (0, None)
