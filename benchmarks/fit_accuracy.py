@@ -1,0 +1,128 @@
+"""How far `flatout fit` is from what a GPU measures: models, batch sizes, precisions, optimizers.
+
+    python -m benchmarks.fit_accuracy predict --out predicted.json              # anywhere: no GPU needed
+    python -m benchmarks.fit_accuracy measure --predicted predicted.json        # on the GPU
+
+Each case is `benchmarks/fit_job.py` with other arguments, in a process of its own.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import write
+
+ROOT = Path(__file__).parents[1]
+JOB = ROOT / "benchmarks" / "fit_job.py"
+
+CASES = tuple(
+    f"--model {words}"
+    for words in (
+        *(
+            f"gpt --batch {size} --precision {kind}"
+            for size in (2, 8)
+            for kind in ("fp32", "autocast", "bf16")
+        ),
+        *(
+            "gpt --batch 32 --precision autocast",
+            "gpt --batch 8 --checkpointing",
+            "gpt --batch 8 --optimizer sgd",
+        ),
+        "gpt --batch 32 --precision autocast --checkpointing",
+        "gpt --layers 12 --width 1024 --length 1024 --batch 4 --precision autocast",
+        *(
+            f"llama --batch {size} --precision {kind}"
+            for size in (2, 8)
+            for kind in ("fp32", "autocast", "bf16")
+        ),
+        *("llama --batch 8 --optimizer sgd", "llama --batch 16 --precision bf16 --checkpointing"),
+        "llama --layers 12 --width 2048 --length 1024 --batch 2 --precision bf16",
+        *(f"bert --batch 16 --length 256 --precision {kind}" for kind in ("fp32", "autocast", "bf16")),
+        *("bert --batch 32 --length 128 --optimizer sgd", "bert --batch 16 --length 256 --checkpointing"),
+        *(f"vit --batch {size} --precision {kind}" for size in (16, 64) for kind in ("fp32", "autocast")),
+        *("vit --batch 64 --precision bf16", "vit --batch 32 --optimizer sgd"),
+        *(f"resnet --batch {size} --precision {kind}" for size in (16, 64) for kind in ("fp32", "autocast")),
+        *("resnet --batch 64 --optimizer sgd", "resnet --batch 64 --precision bf16"),
+        *(f"unet --batch {size} --precision {kind}" for size in (4, 16) for kind in ("fp32", "autocast")),
+        *("lstm --batch 16", "lstm --batch 64 --precision autocast", "lstm --batch 32 --optimizer sgd"),
+    )
+)
+
+
+def ran(words: list[str], folder: str) -> dict[str, Any]:
+    """The document that a command prints last; what it said where there is none."""
+    path = ":".join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:
+        return {"failed": (done.stderr or done.stdout)[-400:]}
+    return found
+
+
+def predict(case: str) -> dict[str, Any]:
+    """What `flatout fit` says."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = ran(["-m", "flatout", "fit", "--json", str(JOB), *case.split()], folder)
+    kept = ("peak_bytes", "reserved_bytes", "parts", "where", "notes", "took_s", "failed")
+    return {"case": case, **{name: found[name] for name in kept if name in found}}
+
+
+def measure(case: str) -> dict[str, Any]:
+    """What torch counts on the GPU."""
+    return ran([str(JOB), *case.split()], ".")
+
+
+def errors(rows: list[dict[str, Any]], predicted: str, measured: str) -> dict[str, float]:
+    """Relative errors: the middle, the 95th percentile and the worst."""
+    found = sorted(
+        abs(row[predicted] / row["measured"][measured] - 1)
+        for row in rows
+        if predicted in row and measured in row.get("measured", {})
+    )
+    if not found:
+        return {}
+    nearly_all = found[min(len(found) - 1, round(0.95 * (len(found) - 1)))]
+    return {"cases": len(found), "median": statistics.median(found), "p95": nearly_all, "worst": found[-1]}
+
+
+def main() -> None:
+    """Predict here, measure there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=("predict", "measure"))
+    parser.add_argument("--predicted", type=Path, help="what `predict` wrote")
+    parser.add_argument("--only", default="", help="cases with this word")
+    parser.add_argument("--out", help="where to write the result")
+    chosen = parser.parse_args()
+    cases = [case for case in CASES if chosen.only in case]
+    if chosen.what == "predict":
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            rows = list(pool.map(predict, cases))
+        for row in rows:
+            print(row["case"], row.get("reserved_bytes", row.get("failed")))
+        write("fit-predicted", {"rows": rows}, chosen.out)
+        return
+    rows = json.loads(chosen.predicted.read_text())["rows"]
+    for row in rows:
+        row["measured"] = measure(row["case"])
+        print(row["case"], row.get("reserved_bytes"), row["measured"], flush=True)
+    summary = {
+        "allocated": errors(rows, "peak_bytes", "allocated_bytes"),
+        "reserved": errors(rows, "reserved_bytes", "reserved_bytes"),
+    }
+    print(summary)
+    write("fit-accuracy", {"summary": summary, "rows": rows}, chosen.out)
+
+
+if __name__ == "__main__":
+    main()
