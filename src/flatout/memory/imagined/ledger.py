@@ -1,12 +1,17 @@
 """What an imagined device was asked for, and what was given back: one line of numbers for each."""
 
 import json
+import os
 import weakref
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from flatout.levers.places import users_frame
 from flatout.records.session import LEDGER_FILE
+
+# Python's own library: `runpy` runs scripts, `contextlib` leaves their blocks.
+_PYTHONS_OWN = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 class Ledger:
@@ -92,15 +97,23 @@ class Ledger:
                 self._owners.setdefault(category, []).append(number)
 
     def _place(self) -> int:
-        frame = users_frame(self._torch)
-        code = frame.f_code if frame is not None else None
-        place = (
-            (code.co_filename, frame.f_lineno, code.co_qualname)
-            if code is not None and frame is not None
-            else ("", 0, "")
-        )
+        frame = self._frame()
+        place = ("", 0, "")
+        if frame is not None:
+            place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         return self._places.setdefault(place, len(self._places))
 
     def _where(self) -> str:
-        frame = users_frame(self._torch)
+        frame = self._frame()
         return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+    def _frame(self) -> FrameType | None:
+        """The script's own line, where it is one of a library that calls torch; else the library's."""
+        nearest = frame = users_frame(self._torch)
+        while frame is not None and _is_installed(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame or nearest
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file or file.startswith(("<", _PYTHONS_OWN))
