@@ -55,7 +55,7 @@ def fit_job(
     ledger = _ledger_of(trial, place, request.command)
     replayed = replay(ledger)
     needed = replayed.reserved_bytes + _CONTEXT_BYTES
-    where = f"{replayed.place[0]}:{replayed.place[1]} in {replayed.place[2]}" if replayed.place else None
+    where = _from_here(*replayed.place) if replayed.place else None
     return Fit(
         run=run,
         command=request.command.words,
@@ -70,6 +70,12 @@ def fit_job(
         took_s=time.monotonic() - began,
         notes=tuple(_notes(ledger, replayed)),
     )
+
+
+def _from_here(file: str, line: int, function: str) -> str:
+    path = Path(file)
+    short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{short}:{line} in {function}"
 
 
 def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
