@@ -19,10 +19,10 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024))
 model = model.to(device)
 optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-3)
-data = TensorDataset(torch.randn(4096, 4096), torch.randint(0, 1024, (4096,)))
+data = TensorDataset(torch.randn(256, 4096), torch.randint(0, 1024, (256,)))
 {before}
 for epoch in range(100):
-    for x, y in DataLoader(data, batch_size=1024, num_workers={workers}):
+    for x, y in DataLoader(data, batch_size=64, num_workers={workers}):
         x, y = x.{move}, y.{move}
         optimizer.zero_grad()
         {forward}
@@ -52,26 +52,21 @@ def fitted(flatout: Run, folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_what_a_training_step_holds(flatout: Run, tmp_path: Path) -> None:
-    found = fitted(flatout, tmp_path)
+    found = fitted(flatout, tmp_path, optimizer="AdamW")
     parts = found["parts"]
     assert found["schema"] == "flatout.fit/1"
     assert found["updates"] >= 3
     assert parts["parameters"] == pytest.approx(PARAMETERS, rel=1e-4)
     assert parts["gradients"] <= PARAMETERS * 1.0001
-    assert parts["optimizer"] == 0
+    assert parts["optimizer"] == pytest.approx(2 * PARAMETERS, rel=1e-4)
     assert parts["workspace"] == 32 * MIB
     # At least the batch, and what the two layers give.
-    assert found["peak_bytes"] >= PARAMETERS + 1024 * 4 * (4096 + 4096 + 1024)
+    assert found["peak_bytes"] >= 3 * PARAMETERS + 64 * 4 * (4096 + 4096 + 1024)
     assert found["peak_bytes"] == sum(parts.values()) - parts["context"]
     assert found["peak_bytes"] <= found["reserved_bytes"]
     assert found["where"].endswith("in <module>")
     assert {option["gpu"]: option["fits"] for option in found["options"]}["t4"] is True
     assert not (tmp_path / "model.pt").exists()
-
-
-def test_states_of_an_optimizer_come_on_top(flatout: Run, tmp_path: Path) -> None:
-    found = fitted(flatout, tmp_path, optimizer="AdamW")
-    assert found["parts"]["optimizer"] == pytest.approx(2 * PARAMETERS, rel=1e-4)
 
 
 def test_mixed_precision_with_loss_scaling(flatout: Run, tmp_path: Path) -> None:
@@ -98,8 +93,6 @@ def test_what_depends_on_values_is_named(flatout: Run, tmp_path: Path) -> None:
 
 
 def test_a_script_that_uses_no_gpu(flatout: Run, tmp_path: Path) -> None:
-    found = fitted(flatout, tmp_path, move="to('cpu')", before="model.cpu()")
-    assert found["updates"] >= 3
     (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN).replace('"cuda" if', '"cpu" if'))
     nothing = json.loads(flatout("fit", "--json", "train.py").stdout)
     assert nothing["peak_bytes"] == 0

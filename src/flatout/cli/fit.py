@@ -17,11 +17,11 @@ from flatout.cli.options import Output, common_options
 @job_options
 @common_options
 def command(output: Output, words: tuple[str, ...], gpus: str, **job: Any) -> int:
-    """Will it fit? The memory that a training script needs, on which GPUs, without a GPU.
+    """Will it fit, and on which GPUs; no GPU needed.
 
-    Runs the unmodified script for a few updates on tensors that have no memory, notes whatever they would
-    take and give back, and puts that through a model of torch's allocator. Nothing is computed, so losses
-    are made up; compiled code counts as written. Nothing that the script writes reaches your files.
+    Runs the unmodified training script for a few updates on tensors that have no memory, notes whatever they
+    would take and give back, and puts that through a model of torch's allocator. Nothing is computed, so
+    losses are made up; compiled code counts as written. Nothing that the script writes reaches your files.
 
     \b
     Examples:
