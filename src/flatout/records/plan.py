@@ -150,7 +150,8 @@ def read_plan(path: Path) -> Plan:
     try:
         plain = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise BadConfig(path, "there is no such file", expected=expected, remedy=remedy) from error
+        without = f"{remedy}; flatout run --as-written runs without a plan"
+        raise BadConfig(path, "there is no such file", expected=expected, remedy=without) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfig(path, f"cannot be read: {error}", expected=expected, remedy=remedy) from error
     version = plain.get("version")
