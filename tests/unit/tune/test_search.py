@@ -473,3 +473,14 @@ def test_speedups_are_never_negative() -> None:
     assert result.low is not None
     assert result.high is not None
     assert 0 < result.low < 1 < result.high
+
+
+def test_what_promises_much_may_begin_late() -> None:
+    """The deadline passes while levers that promise less are tried; the compiler comes after them."""
+    job = dataclasses.replace(GPU, busy_share=0.3)
+    late = {"deadline": time.monotonic() - 5, "comparison_s": 10.0}
+    world = World({"compile": 0.5, "bf16": 0.5})
+    finder = searched(world, job, **late)
+    assert names(finder)[-1].startswith("compile")
+    very_late = {"deadline": time.monotonic() - 30, "comparison_s": 10.0}
+    assert searched(World({"compile": 0.5}), job, **very_late).best == ()
