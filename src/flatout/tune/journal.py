@@ -95,13 +95,9 @@ def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice], *, repeate
 def earlier_loader(folder: Path, job: Fingerprint) -> tuple[Choice | None, bool]:
     """What an earlier tuning of this job found for its loader, and whether it had looked."""
     earlier = _earlier(folder)
-    if earlier is None or any(getattr(earlier[0], name) != getattr(job, name) for name in _CONDITIONS):
+    if earlier is None or _differences(earlier.job, job):
         return None, False
-    try:
-        plain = json.loads((folder / JOB_FILE).read_text())["loader"]
-        return msgspec.convert(plain, Choice | None), True
-    except (OSError, ValueError, KeyError, msgspec.ValidationError):
-        return None, False
+    return earlier.loader, True
 
 
 def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
@@ -114,7 +110,7 @@ def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
             remedy="flatout report   # lists the runs",
         )
     compared = ("script", "script_sha256", "arguments")
-    differences = [name for name in compared if getattr(earlier[0], name) != getattr(job, name)]
+    differences = [name for name in compared if getattr(earlier.job, name) != getattr(job, name)]
     if differences:
         raise CallerMistake(
             f"{folder.name} tuned another job: its {' and '.join(differences)} differ",
@@ -130,11 +126,10 @@ def read_answers(
     earlier = _earlier(folder)
     if earlier is None:
         return {}, "what was to be resumed is gone"
-    then, then_base, then_repeated = earlier
-    differences = [name for name in _CONDITIONS if getattr(then, name) != getattr(job, name)]
-    if then_base != [choice.words() for choice in base]:
+    differences = _differences(earlier.job, job)
+    if earlier.base != [choice.words() for choice in base]:
         differences.append("loader")
-    if then_repeated != repeated:
+    if earlier.repeated != repeated:
         differences.append("whose batches levers were timed with")
     if differences:
         return {}, f"nothing could be resumed: {' and '.join(differences)} differ from then"
@@ -155,13 +150,25 @@ def read_answers(
     return answers, ""
 
 
-def _earlier(folder: Path) -> tuple[Fingerprint, list[str], bool] | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Earlier:
+    """Which job an earlier tuning was of, and under what it asked for comparisons."""
+
+    job: Fingerprint
+    base: list[str]
+    repeated: bool
+    loader: Choice | None
+
+
+def _earlier(folder: Path) -> _Earlier | None:
     try:
-        plain = json.loads((folder / JOB_FILE).read_text())
-        job = msgspec.convert(plain["job"], Fingerprint)
-        return job, list(plain["base"]), bool(plain.get("repeated"))
-    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
+        return msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=_Earlier)
+    except (OSError, msgspec.DecodeError):
         return None
+
+
+def _differences(then: Fingerprint, now: Fingerprint) -> list[str]:
+    return [name for name in _CONDITIONS if getattr(then, name) != getattr(now, name)]
 
 
 def _read_back(result: ArmResult) -> ArmResult:

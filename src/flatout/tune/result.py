@@ -23,7 +23,7 @@ from flatout.tune.request import TuneRequest
 # Two measures of the same plan that differ by more than this are worth a word.
 _DISAGREE = 0.15
 # A plan whose steps wait for data for more than this goes as fast as the loader.
-_WAITS = 0.05
+WAITS = 0.05
 _S_PER_HOUR = 3600
 
 
@@ -133,7 +133,7 @@ def _best(stages: Stages, notes: list[str]) -> tuple[Pace, float, tuple[Rung, ..
     assert confirmed is not None
     alone = gain(as_written, confirmed)
     same_batch = [choice for choice in stages.chosen if choice.id != BATCH_SIZE]
-    waits = stages.input_wait > _WAITS
+    waits = stages.input_wait > WAITS
     by_loader = _gain_of_the_loader(stages, slowest_ms=confirmed.step_ms if waits else 0.0)
     ladder = _whole_ladder(stages.ladder, same_batch, as_written, by_loader)
     best, speedup = confirmed, alone

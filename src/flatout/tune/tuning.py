@@ -28,7 +28,7 @@ from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
-from flatout.tune.larger_batch import larger_batch
+from flatout.tune.larger_batch import LargerBatch, larger_batch
 from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
 from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
@@ -36,7 +36,7 @@ from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
-from flatout.tune.result import Found, Stages, result_of
+from flatout.tune.result import WAITS, Found, Stages, result_of
 from flatout.tune.search import WORTH, Finder
 
 # Of the budget, whatever came before and the proof will take.
@@ -45,8 +45,6 @@ _FOR_ONE_COMPARISON = 0.1
 _FOR_THE_BATCH = 0.5
 # The same steps took so many times as long a little later.
 _DISTURBED = 1.5
-# A plan whose steps wait for data for more than this goes as fast as its loader.
-_WAITS = 0.05
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -132,19 +130,9 @@ class _Tuner:
                 chosen, confirmed = self._confirm(chosen, as_written, known)
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
-        with self._stage("batch size"):
-            larger = larger_batch(
-                self._measurer,
-                baseline,
-                chosen,
-                confirmed or as_written,
-                # Arms that never waited for a batch tell nothing of a job that does.
-                uncompiled=None
-                if repeats and self._input_wait > _WAITS
-                else _uncompiled(as_written, chosen, finder.ladder),
-                # On top of the budget, since it was asked for by name; but not without an end.
-                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
-            )
+        # Arms that never waited for a batch tell nothing of a job that does.
+        ladder = [] if repeats and self._input_wait > WAITS else finder.ladder
+        larger = self._larger_batch(baseline, chosen, confirmed or as_written, ladder)
         self._notes += _told_of_moods(self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
@@ -173,6 +161,20 @@ class _Tuner:
                 interrupted=self._interrupted,
             ),
         )
+
+    def _larger_batch(
+        self, baseline: Profile, chosen: tuple[Choice, ...], now: Pace, ladder: Sequence[Rung]
+    ) -> LargerBatch:
+        with self._stage("batch size"):
+            return larger_batch(
+                self._measurer,
+                baseline,
+                chosen,
+                now,
+                uncompiled=_uncompiled(pace_of(baseline), chosen, ladder),
+                # On top of the budget, since it was asked for by name; but not without an end.
+                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
+            )
 
     def _load_on_top(
         self,
