@@ -2,6 +2,7 @@
 
     python -m benchmarks.fit_accuracy predict --out predicted.json              # anywhere: no GPU needed
     python -m benchmarks.fit_accuracy measure --predicted predicted.json        # on the GPU
+    python -m benchmarks.fit_accuracy examples          # against what tuning saw of our examples on an H200
 
 Each case is `benchmarks/fit_job.py` with other arguments, in a process of its own.
 """
@@ -21,6 +22,7 @@ from benchmarks.machine import write
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "benchmarks" / "fit_job.py"
+RESULTS = ROOT / "benchmarks" / "results"
 
 CASES = tuple(
     f"--model {words}"
@@ -83,6 +85,21 @@ def measure(case: str) -> dict[str, Any]:
     return ran([str(JOB), *case.split()], ".")
 
 
+def examples() -> list[dict[str, Any]]:
+    """Our examples, and what they reserved on an H200 when they were tuned there."""
+    rows = []
+    for name in ("gpt-124m", "gpt-124m-sdpa", "gpt-1.3b"):
+        [path] = RESULTS.glob(f"*-nvidia-h200-tuning-{name}.json")
+        tuned = json.loads(path.read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            script, *more = tuned["words"]
+            found = ran(["-m", "flatout", "fit", "--json", str(ROOT / script), *more], folder)
+        measured = {"reserved_bytes": tuned["baseline"]["peak_bytes"], "from": path.name}
+        row = {name: found.get(name) for name in ("peak_bytes", "reserved_bytes", "took_s")}
+        rows.append({"case": " ".join(tuned["words"]), **row, "measured": measured})
+    return rows
+
+
 def errors(rows: list[dict[str, Any]], predicted: str, measured: str) -> dict[str, float]:
     """Relative errors: the middle, the 95th percentile and the worst."""
     found = sorted(
@@ -99,11 +116,17 @@ def errors(rows: list[dict[str, Any]], predicted: str, measured: str) -> dict[st
 def main() -> None:
     """Predict here, measure there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("predict", "measure"))
+    parser.add_argument("what", choices=("predict", "measure", "examples"))
     parser.add_argument("--predicted", type=Path, help="what `predict` wrote")
     parser.add_argument("--only", default="", help="cases with this word")
     parser.add_argument("--out", help="where to write the result")
     chosen = parser.parse_args()
+    if chosen.what == "examples":
+        rows = examples()
+        summary = {"reserved": errors(rows, "reserved_bytes", "reserved_bytes")}
+        print(summary)
+        write("fit-examples", {"summary": summary, "rows": rows}, chosen.out)
+        return
     cases = [case for case in CASES if chosen.only in case]
     if chosen.what == "predict":
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
