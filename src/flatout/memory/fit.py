@@ -55,7 +55,7 @@ def fit_job(
     ledger = _ledger_of(trial, place, request.command)
     replayed = replay(ledger)
     needed = replayed.reserved_bytes + _CONTEXT_BYTES
-    where = _from_here(*replayed.place) if replayed.place else None
+    where = _from_here(*replayed.place[:3]) if replayed.place else None
     return Fit(
         run=run,
         command=request.command.words,

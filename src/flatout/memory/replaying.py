@@ -18,8 +18,8 @@ class Replayed:
     allocated_bytes: int
     reserved_bytes: int
     parts: MemoryParts
-    # File, line and function of the request that set the peak.
-    place: tuple[str, int, str] | None
+    # File, line, function and operator of the request that set the peak.
+    place: tuple[str, int, str, str] | None
     timeline: tuple[MemoryAt, ...]
     # How often cached memory had to be given back; only on a device with an end.
     retries: int

@@ -14,8 +14,8 @@ class LedgerFile:
 
     # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
     events: list[list[int]]
-    # File, line and function.
-    places: list[tuple[str, int, str]]
+    # File, line, function, and the operator that ran there.
+    places: list[tuple[str, int, str, str]]
     # By category, the numbers that belong to it.
     owners: dict[str, list[int]]
     updates: int

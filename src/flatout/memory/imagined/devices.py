@@ -8,7 +8,7 @@ from flatout.memory.imagined.ledger import Ledger
 # Under autocast on CUDA these compute in float32, on the CPU in whatever comes.
 _IN_FLOAT32 = frozenset(
     (
-        *("softmax", "log_softmax", "layer_norm", "group_norm", "cross_entropy", "nll_loss", "mse_loss"),
+        *("softmax", "log_softmax", "layer_norm", "group_norm", "nll_loss", "mse_loss"),
         *("l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div", "norm"),
         *(
             "cosine_similarity",
@@ -61,8 +61,11 @@ def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -
                 return self._property(func, args)
             if func in (tensor.to, tensor.cuda, tensor.cpu, tensor.pin_memory):
                 return self._move(func, args, kwargs)
-            if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in _IN_FLOAT32:
-                args = tuple(_float32(torch, value) for value in args)
+            if torch.is_autocast_enabled("cpu"):
+                if func is torch.nn.functional.cross_entropy:
+                    return _cross_entropy(torch, *args, **kwargs)
+                if getattr(func, "__name__", "") in _IN_FLOAT32:
+                    args = tuple(_float32(torch, value) for value in args)
             if "device" in kwargs:
                 on_gpu = is_on_gpu(torch, kwargs["device"])
                 kwargs["device"] = "cpu" if kwargs["device"] is not None else None
@@ -115,6 +118,17 @@ def on(wanted: list[int], where: int) -> Any:
         yield
     finally:
         wanted[0] = before
+
+
+def _cross_entropy(torch: Any, logits: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """As autocast has it on CUDA: the softmax in the precision that comes, only the rest in float32."""
+    functional = torch.nn.functional
+    with torch.autocast("cpu", enabled=False):
+        if target.is_floating_point() or kwargs.get("label_smoothing"):
+            return functional.cross_entropy(_float32(torch, logits), target, *args, **kwargs)
+        kwargs.pop("label_smoothing", None)
+        chances = functional.log_softmax(logits, 1 if logits.dim() > 1 else 0)
+        return functional.nll_loss(_float32(torch, chances), target, *args, **kwargs)
 
 
 def _float32(torch: Any, value: Any) -> Any:

@@ -22,7 +22,8 @@ class Ledger:
         self._path = folder / LEDGER_FILE
         # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
         self._events: list[list[int]] = []
-        self._places: dict[tuple[str, int, str], int] = {}
+        # File, line, function, and the operator that ran there.
+        self._places: dict[tuple[str, int, str, str], int] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
         self._count = 0
@@ -41,7 +42,7 @@ class Ledger:
         if storage not in self._numbers:
             self._on_host.add(storage)
 
-    def take(self, storage: Any, *, moved: bool = False) -> None:
+    def take(self, storage: Any, operator: str = "", *, moved: bool = False) -> None:
         """Memory on the device, unless it is known already; `moved` there from the host as it is."""
         if storage in self._numbers or (storage in self._on_host and not moved):
             return
@@ -49,14 +50,14 @@ class Ledger:
         self._count += 1
         number = self._numbers[storage] = self._count
         if storage.nbytes():
-            self._events.append([number, storage.nbytes(), self._place()])
+            self._events.append([number, storage.nbytes(), self._place(operator)])
             # It must not keep the ledger alive, nor the storage.
             weakref.finalize(storage, self._events.append, [number]).atexit = False
 
-    def workspace(self, size: int) -> None:
+    def workspace(self, size: int, operator: str) -> None:
         """Memory that a library asks for once, and keeps."""
         self._count += 1
-        self._events.append([self._count, size, self._place()])
+        self._events.append([self._count, size, self._place(operator)])
         self._owners.setdefault("workspace", []).append(self._count)
 
     def guess(self, what: str) -> None:
@@ -96,11 +97,11 @@ class Ledger:
             if number is not None:
                 self._owners.setdefault(category, []).append(number)
 
-    def _place(self) -> int:
+    def _place(self, operator: str) -> int:
         frame = self._frame()
-        place = ("", 0, "")
+        place = ("", 0, "", operator)
         if frame is not None:
-            place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+            place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname, operator)
         return self._places.setdefault(place, len(self._places))
 
     def _where(self) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import weakref
 from typing import Any
 
 _OPTIMIZERS = (
@@ -87,8 +88,12 @@ def _answering(value: Any) -> Any:
 
 def _modules(torch: Any, moving: list[int]) -> None:
     """`Module._apply` swaps parameters, which fake ones do not bear; moved as they are, they need not be."""
-    # Parameters that were converted, by what they were: those that are tied stay so.
-    converted: dict[int, tuple[Any, Any]] = {}
+    # Parameters that were converted, by what they were: those that are tied stay so, and none is kept alive.
+    converted: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+
+    def known(parameter: Any) -> Any:
+        was, now = converted.get(id(parameter), (None, None))
+        return now() if was is not None and now is not None and was() is parameter else None
 
     def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
         if recurse:
@@ -99,14 +104,15 @@ def _modules(torch: Any, moving: list[int]) -> None:
             for name, parameter in module._parameters.items():  # noqa: SLF001
                 if parameter is None:
                     continue
-                if id(parameter) not in converted:
+                other = known(parameter)
+                if other is None:
                     with torch.no_grad():
                         new = fn(parameter)
                     if new.untyped_storage() is parameter.untyped_storage():
                         continue
                     other = torch.nn.Parameter(new, parameter.requires_grad)
-                    converted[id(parameter)] = (parameter, other)
-                module._parameters[name] = converted[id(parameter)][1]  # noqa: SLF001
+                    converted[id(parameter)] = (weakref.ref(parameter), weakref.ref(other))
+                module._parameters[name] = other  # noqa: SLF001
             for name, buffer in module._buffers.items():  # noqa: SLF001
                 if buffer is not None:
                     module._buffers[name] = fn(buffer)  # noqa: SLF001

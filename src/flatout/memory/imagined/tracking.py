@@ -1,12 +1,15 @@
 """Sees every operator, and notes the memory that its results would take on the device."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flatout.memory.imagined.ledger import Ledger
 
-# What cuBLAS asks for at its first product on a device of compute capability 9.0.
+# What cuBLAS asks for at its first product on a device of compute capability 9.0, and keeps; once more for the
+# thread in which gradients are computed. With a bias it is another library that is asked, with its own.
 _WORKSPACE_BYTES = 32 << 20
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "aten::convolution")
+_WORKSPACE_WITH_BIAS_BYTES = 1 << 20
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+_WITH_BIAS = ("aten::addmm",)
 
 
 def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
@@ -22,7 +25,8 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
     class Tracker(base):  # type: ignore[misc]
         """Below autograd: what is saved for the backward pass lives as long as it would."""
 
-        has_workspace = False
+        # Of libraries that keep memory, which have been asked so far, and in which thread.
+        asked: ClassVar[set[tuple[str, bool]]] = set()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
@@ -33,17 +37,28 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
             on_device = wanted[0] > 0 or (
                 wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
             )
-            if on_device and name in _PRODUCTS and not self.has_workspace:
-                self.has_workspace = True
-                ledger.workspace(_WORKSPACE_BYTES)
+            if on_device and name in _PRODUCTS:
+                self._ask_for_workspace("product", _WORKSPACE_BYTES, name)
+                if name in _WITH_BIAS:
+                    self._ask_for_workspace("with bias", _WORKSPACE_WITH_BIAS_BYTES, name)
             try:
                 out = func(*args, **kwargs)
             except unknown_shapes:
                 out = _largest(torch, name, args)
                 ledger.guess(name.removeprefix("aten::"))
             for storage in storages(out):
-                (ledger.take if on_device else ledger.host)(storage)
+                if on_device:
+                    ledger.take(storage, name)
+                else:
+                    ledger.host(storage)
             return out
+
+        def _ask_for_workspace(self, library: str, size: int, name: str) -> None:
+            # The CPU's gradients are computed in the thread that asks for them, a GPU's in one of their own.
+            asker = (library, torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+            if asker not in self.asked:
+                self.asked.add(asker)
+                ledger.workspace(size, name)
 
     return Tracker()
 
