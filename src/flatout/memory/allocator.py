@@ -67,7 +67,7 @@ class _Pool:
 
     def smallest(self, size: int) -> _Block | None:
         """The free block that fits best; of equal ones the first."""
-        place = bisect.bisect_left(self.free, (size, -1))
+        place = bisect.bisect_left(self.free, (size,))
         return self.blocks[self.free[place][1]] if place < len(self.free) else None
 
 
@@ -79,7 +79,7 @@ class CachingAllocator:
         self._expandable = expandable
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._held: dict[int, _Block] = {}
-        self._next_address = 0
+        self._lowest_address = 0
         self._next_handle = 0
         self.allocated_bytes = 0
         self.reserved_bytes = 0
@@ -160,8 +160,9 @@ class CachingAllocator:
         return -(-(size - at_the_end) // page) * page
 
     def _reserved(self, pool: _Pool, needed: int) -> _Block:
-        block = _Block(pool, self._next_address, needed)
-        self._next_address += needed
+        # CUDA places one segment below the other: of equal blocks, those of the latest segment come first.
+        self._lowest_address -= needed
+        block = _Block(pool, self._lowest_address, needed)
         last = pool.last
         if self._expandable:
             pool.last = block

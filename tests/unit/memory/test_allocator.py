@@ -1,5 +1,9 @@
 """The model of torch's caching allocator: by its rules, and by what must hold whatever is asked."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,3 +125,21 @@ def test_whatever_is_asked(actions: list[int | tuple[int]], expandable: bool, ro
     assert allocator.allocated_bytes == 0
     allocator.give_back()
     assert allocator.reserved_bytes == 0
+
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "allocator_h200"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json.gz")), ids=lambda path: path.name.partition(".")[0])
+def test_what_an_h200_was_asked_for_reserves_as_much_here(path: Path) -> None:
+    recorded = json.loads(gzip.decompress(path.read_bytes()))
+    allocator = CachingAllocator()
+    handles: list[int] = []
+    for event in recorded["events"]:
+        if event >= 0:
+            handles.append(allocator.allocate(event))
+        else:
+            allocator.release(handles[-event - 1])
+
+    assert allocator.peak_allocated_bytes == pytest.approx(recorded["allocated_bytes"], rel=0.0025)
+    assert allocator.peak_reserved_bytes == pytest.approx(recorded["reserved_bytes"], rel=0.0025)

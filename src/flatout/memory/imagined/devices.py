@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+from flatout.memory.imagined import recurrent
 from flatout.memory.imagined.ledger import Ledger
 
 # Under autocast on CUDA these compute in float32, on the CPU in whatever comes.
@@ -39,6 +40,7 @@ def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -
     """A mode that sees every function of torch before it is dispatched."""
     base: Any = torch.overrides.TorchFunctionMode
     tensor = torch.Tensor
+    recurrent_kinds, run_recurrent = recurrent.kinds(torch), recurrent.stand_in(torch, ledger)
 
     def moved(value: Any, rest: list[Any], kwargs: dict[str, Any]) -> Any:
         """`value.to(device)`: a parameter stays itself, anything else is copied."""
@@ -61,6 +63,10 @@ def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -
                 return self._property(func, args)
             if func in (tensor.to, tensor.cuda, tensor.cpu, tensor.pin_memory):
                 return self._move(func, args, kwargs)
+            if func in (torch.nn.functional.dropout, torch.dropout) and args:
+                return _dropout(torch, func, args, kwargs)
+            if func in recurrent_kinds and ledger.has(args[0].untyped_storage()):
+                return run_recurrent(recurrent_kinds[func], *args)
             if torch.is_autocast_enabled("cpu"):
                 if func is torch.nn.functional.cross_entropy:
                     return _cross_entropy(torch, *args, **kwargs)
@@ -118,6 +124,16 @@ def on(wanted: list[int], where: int) -> Any:
         yield
     finally:
         wanted[0] = before
+
+
+def _dropout(torch: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """On CUDA what is kept for the backward pass is a mask of one byte a value, on the CPU one in full."""
+    names = ("input", "p", "training", "inplace") if func is not torch.dropout else ("input", "p", "train")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    share, trains = given.get("p", 0.5), given.get("training", given.get("train", True))
+    if not trains or given.get("inplace") or not 0.0 < share < 1.0:
+        return func(*args, **kwargs)
+    return torch.native_dropout(given["input"], share, True)[0]
 
 
 def _cross_entropy(torch: Any, logits: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

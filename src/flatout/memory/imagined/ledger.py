@@ -26,6 +26,8 @@ class Ledger:
         self._places: dict[tuple[str, int, str, str], int] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By number, what notes that it was given back.
+        self._ends: dict[int, weakref.finalize[..., Any]] = {}
         self._count = 0
         self._updates = 0
         # By category, the numbers that belong to it.
@@ -51,14 +53,35 @@ class Ledger:
         number = self._numbers[storage] = self._count
         if storage.nbytes():
             self._events.append([number, storage.nbytes(), self._place(operator)])
-            # It must not keep the ledger alive, nor the storage.
-            weakref.finalize(storage, self._events.append, [number]).atexit = False
+            self._until_the_end_of(storage, number)
+
+    def inherit(self, storage: Any, other: Any) -> None:
+        """The memory of `other` is now this one's: on the device they would be one."""
+        number = self._numbers.get(other)
+        ends = self._ends.pop(number, None) if number is not None else None
+        if number is None or ends is None or storage in self._numbers:
+            self.take(storage)
+            return
+        ends.detach()
+        self._numbers[storage] = number
+        self._until_the_end_of(storage, number)
+
+    def _until_the_end_of(self, storage: Any, number: int) -> None:
+        # It must not keep the ledger alive, nor the storage.
+        ends = self._ends[number] = weakref.finalize(storage, self._events.append, [number])
+        ends.atexit = False
 
     def workspace(self, size: int, operator: str) -> None:
         """Memory that a library asks for once, and keeps."""
         self._count += 1
         self._events.append([self._count, size, self._place(operator)])
         self._owners.setdefault("workspace", []).append(self._count)
+
+    def scratch(self, size: int, operator: str) -> None:
+        """Memory that a kernel takes, and gives back when it is done."""
+        self._count += 1
+        self._events.append([self._count, size, self._place(operator)])
+        self._events.append([self._count])
 
     def guess(self, what: str) -> None:
         """Note that the script asked for a value."""

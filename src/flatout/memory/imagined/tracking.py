@@ -1,8 +1,10 @@
 """Sees every operator, and notes the memory that its results would take on the device."""
 
+import sys
 from typing import Any, ClassVar
 
 from flatout.memory.imagined.ledger import Ledger
+from flatout.memory.imagined.scratch import scratch_of
 
 # What cuBLAS asks for at its first product on a device of compute capability 9.0, and keeps; once more for the
 # thread in which gradients are computed. With a bias it is another library that is asked, with its own.
@@ -10,6 +12,8 @@ _WORKSPACE_BYTES = 32 << 20
 _WORKSPACE_WITH_BIAS_BYTES = 1 << 20
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 _WITH_BIAS = ("aten::addmm",)
+# Holders of a storage and of a tensor that autograd alone keeps, while we look at it.
+_OURS_AND_ONE, _NAMES_AND_ONE = 2, 4
 
 
 def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
@@ -46,11 +50,20 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
             except unknown_shapes:
                 out = _largest(torch, name, args)
                 ledger.guess(name.removeprefix("aten::"))
-            for storage in storages(out):
-                if on_device:
-                    ledger.take(storage, name)
-                else:
+            if not on_device:
+                for storage in storages(out):
                     ledger.host(storage)
+                return out
+            if _adds_in_place(torch, func, args):
+                ledger.inherit(out.untyped_storage(), args[0].untyped_storage())
+                return out
+            scratch = dict(scratch_of(torch, name, args, out))
+            results = out if isinstance(out, tuple | list) else (out,)
+            for number, result in enumerate(results):
+                for storage in storages(result):
+                    ledger.take(storage, name)
+                if scratch.get(number):
+                    ledger.scratch(scratch[number], name)
             return out
 
         def _ask_for_workspace(self, library: str, size: int, name: str) -> None:
@@ -61,6 +74,21 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
                 ledger.workspace(size, name)
 
     return Tracker()
+
+
+def _adds_in_place(torch: Any, func: Any, args: Any) -> bool:
+    """Two gradients of one tensor: autograd adds in place what nobody else holds, except where it is watched.
+
+    Of the first, one reference is autograd's; the others are ours.
+    """
+    if func is not torch.ops.aten.add.Tensor or torch._C._current_graph_task_id() == -1:  # noqa: SLF001
+        return False
+    first, second = args
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    storage = first.untyped_storage()
+    holders = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
+    return holders <= _OURS_AND_ONE and sys.getrefcount(first) <= _NAMES_AND_ONE
 
 
 def _largest(torch: Any, name: str, args: Any) -> Any:

@@ -17,11 +17,28 @@ def imagine(torch: Any, folder: Path) -> Ledger:
     ledger = Ledger(torch, folder)
     wanted, moving = [0], [0]
     stand_in(torch, moving)
+    believes = believer(torch, ledger, wanted, moving)
     for mode in (
         fake.FakeTensorMode(allow_non_fake_inputs=True),
         tracker(torch, ledger, wanted),
-        believer(torch, ledger, wanted, moving),
+        believes,
     ):
         mode.__enter__()
+    _believe_on_the_way_back(torch, believes)
     register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: ledger.update(optimizer))
     return ledger
+
+
+def _believe_on_the_way_back(torch: Any, believes: Any) -> None:
+    """`backward` is a function of torch, within which a mode is off: but what checkpoints compute once more
+    must be seen too."""
+    run_backward = torch.autograd._engine_run_backward  # noqa: SLF001
+    modes = torch.overrides._get_current_function_mode_stack  # noqa: SLF001
+
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        if believes in modes():
+            return run_backward(*args, **kwargs)
+        with believes:
+            return run_backward(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = _engine_run_backward  # noqa: SLF001

@@ -1,0 +1,132 @@
+"""What CUDA's kernels take while an operator runs, and give back when it is over.
+
+Nobody documents it. Each rule here is read off what torch's allocator was asked for on an H200 (torch 2.11,
+cuDNN 9), operator by operator; `benchmarks/fit_accuracy.py` says how far they carry.
+"""
+
+import math
+from typing import Any
+
+# Of the device: multiprocessors, and threads on each.
+_MULTIPROCESSORS = 132
+_THREADS_PER_MULTIPROCESSOR = 2048
+# Of torch's reductions: threads of a block, outputs that one thread computes at once, values for one thread.
+_THREADS, _AT_ONCE, _WARP = 512, 4, 32
+_FEWEST_VALUES, _MOST_VALUES = 16, 256
+_FLOAT_BYTES = 4
+# Rows of an embedding's gradient that one thread adds up.
+_ROWS_PER_THREAD = 10
+_FEW_WORDS = 3072
+# For a weight's gradient the sum over pixels is split: so many partial sums, in float32, and so much at most.
+_PARTIAL_SUMS = 16
+_FEW_IN_HALF = 20 << 20
+_MOST_FOR_PARTIAL_SUMS = 32 << 20
+_MOST_BESIDE_COPIES = 6 << 20
+# Channels and pixels that tensor cores take at once.
+_ALIGNED = 4
+
+
+def scratch_of(torch: Any, name: str, args: Any, out: Any) -> list[tuple[int, int]]:
+    """For each result after which a kernel takes memory: which result, and how many bytes."""
+    if name == "aten::convolution":
+        return [(0, _convolution(torch, args[0], args[1], out, args[3]))]
+    if name == "aten::convolution_backward":
+        return _convolution_backward(torch, args)
+    if name == "aten::sum" and len(args) > 1 and args[1]:
+        return [(0, _sum(args[0], args[1]))]
+    if name == "aten::embedding_dense_backward":
+        return [(0, _embedding(*args[:3]))]
+    if name == "aten::native_layer_norm":
+        return [] if args[0].is_contiguous() else [(0, _bytes(args[0]))]
+    if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
+        return [(2, _attention_backward(args[1]))]
+    return []
+
+
+def _attention_backward(query: Any) -> int:
+    """The gradient of queries is summed up in float32, beside a sum for each row."""
+    return (query.numel() + query.numel() // query.shape[-1]) * _FLOAT_BYTES
+
+
+def _convolution(torch: Any, x: Any, weight: Any, out: Any, stride: Any) -> int:
+    """Tensor cores want channels last: what is not laid out so is copied, and the result copied back."""
+    if _is_channels_last(torch, x):
+        return 0
+    copies = _bytes(x) + _bytes(out) + 1  # aligned, not rounded
+    if math.prod(weight.shape[2:]) > 1:
+        return copies + _bytes(weight)
+    if math.prod(x.shape[2:]) % _ALIGNED or max(stride) > 1:
+        return copies
+    # Else it is a plain product, unless its channels do not suit it.
+    return _bytes(out) if weight.shape[0] % _ALIGNED else 0
+
+
+def _convolution_backward(torch: Any, args: Any) -> list[tuple[int, int]]:
+    gradient, x, weight, _, stride = args[:5]
+    copies = _convolution(torch, x, weight, gradient, stride)
+    sums = _PARTIAL_SUMS * weight.numel() * _FLOAT_BYTES
+    both = _bytes(x) + _bytes(gradient) + 1
+    in_full = x.dtype == torch.float32
+    if not copies:
+        return [(1, min(sums, _MOST_FOR_PARTIAL_SUMS if in_full else both))]
+    beside = min(sums, _MOST_BESIDE_COPIES)
+    if not in_full:
+        beside = beside // 2 if sums <= _FEW_IN_HALF else 0
+    if copies < both:  # channels that do not suit it: only its weight's gradient needs them copied
+        return [(1, both + beside if in_full else 0)]
+    wants_input = args[-1][0]
+    if copies == both:  # nor is it a sum of many
+        beside = 0
+    apart = 0 if gradient.is_contiguous() else _bytes(gradient)
+    return [*([(0, copies + apart)] if wants_input else ()), (1, copies + apart + beside)]
+
+
+def _is_channels_last(torch: Any, x: Any) -> bool:
+    kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
+    kind = kinds.get(x.dim())
+    return kind is not None and x.is_contiguous(memory_format=kind) and not x.is_contiguous()
+
+
+def _sum(x: Any, dims: Any) -> int:
+    """Over rows (a bias's gradient): blocks that share an output meet in memory, each with all its threads."""
+    reduced = sorted(dim % x.dim() for dim in dims)
+    if not x.is_contiguous() or reduced != list(range(len(reduced))) or len(reduced) == x.dim():
+        return 0  # along the fastest dimension, partial sums are few
+    inputs = math.prod(x.shape[: len(reduced)])
+    outputs = x.numel() // max(1, inputs)
+    if not outputs or not inputs:
+        return 0
+    width = next(many for many in (_AT_ONCE, 2, 1) if outputs % many == 0)
+    threads = _THREADS // width
+    across = min(_power_of_two(outputs // width, threads), _WARP)
+    down = min(_power_of_two(inputs, threads), threads // across)
+    across = min(_power_of_two(outputs // width, threads), threads // down)
+    if inputs < min(_FEWEST_VALUES * down, _MOST_VALUES):
+        return 0
+    values = _up(inputs, down)
+    grid = _up(outputs // width, across)
+    fitting = _MULTIPROCESSORS * (_THREADS_PER_MULTIPROCESSOR // (across * down))
+    if values < _MOST_VALUES or grid > fitting:
+        return 0
+    blocks = max(min(_up(fitting, grid), _up(values, _FEWEST_VALUES)), _up(values, _MOST_VALUES))
+    return _FLOAT_BYTES * outputs * blocks * across * width if blocks > 1 else 0
+
+
+def _embedding(gradient: Any, indices: Any, rows: int) -> int:
+    """Sums of the rows that belong to one word, in parts."""
+    count = indices.numel()
+    if count <= _FEW_WORDS:
+        return 0  # one after the other
+    return (count // _ROWS_PER_THREAD + min(count, rows)) * gradient.shape[-1] * _FLOAT_BYTES
+
+
+def _power_of_two(value: int, most: int) -> int:
+    return most if value >= most else 1 << (max(1, value).bit_length() - 1)
+
+
+def _up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def _bytes(value: Any) -> int:
+    return int(value.numel() * value.element_size())
