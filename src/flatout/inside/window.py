@@ -7,6 +7,8 @@ marked as a step. Python's stacks are recorded only where they are asked for: fo
 
 import contextlib
 import functools
+import gzip
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ _WARM_UP = 1
 _STEPS, _STEPS_IN_DETAIL = 3, 2
 # Steps that take longer than this are recorded once.
 _SLOW_S = 3.0
+_CHUNK = 1 << 20
 
 
 class Window:
@@ -107,8 +110,10 @@ class Window:
         name = self._file.format(rank=self._session.rank_and_world_size()[0])
         folder = self._session.folder()
         part = folder / f"writing-{name}"
-        profiler.export_chrome_trace(str(part))
-        self.path = Path(part).rename(folder / name)
+        plain = part.with_suffix("")
+        profiler.export_chrome_trace(str(plain))
+        _packed(plain, part)
+        self.path = part.rename(folder / name)
         (folder / RECORDING_FILE).unlink(missing_ok=True)
 
     def abandon(self) -> None:
@@ -128,3 +133,10 @@ class Window:
             if self._session.records is not None:
                 self._session.records.add(+1)
             mark.__exit__(None, None, None)
+
+
+def _packed(plain: Path, packed: Path) -> None:
+    """torch packs what it writes line by line, as tightly as it goes: twenty times slower than this."""
+    with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+        shutil.copyfileobj(source, target, _CHUNK)
+    plain.unlink()
