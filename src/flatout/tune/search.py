@@ -70,6 +70,8 @@ _RANKS = (
 # What is tried on top of the rest, in this order: each changes what the one before has left.
 _ON_TOP = ("compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
+# Where products are in half precision, there are none left for this.
+_BELOW_TF32 = ("bf16", "fp16", "bf16-parameters")
 
 
 class Finder:
@@ -86,6 +88,8 @@ class Finder:
         self._first_compile_s: float | None = None
         self._evicted: list[Choice] = []
         self._host_share: float | None = None
+        # Of the job without levers.
+        self._launch_share = 0.0
         # Of the best so far.
         self._step_ms: float | None = None
 
@@ -133,9 +137,8 @@ class Finder:
             else:
                 yield from self._on_top(choice)
         if any(choice.id == "compile" for choice in self.best):
-            # What cost more than it gave may pay now that the compiler fuses it away.
             for choice in cheap:
-                if self.trials[_key(choice)].verdict == "rejected" and choice not in self._evicted:
+                if self._may_pay_now(choice):
                     yield from self._on_top(choice)
         yield from self._autotuned()
         yield from self._climb()
@@ -149,6 +152,7 @@ class Finder:
                 return
             results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
             self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
+            self._launch_share = results[0].host_share or 0.0
             for choice, result in zip(some, results[1:], strict=True):
                 self._judge(choice, result, ())
         kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
@@ -380,6 +384,20 @@ class Finder:
         if any(one.id == "compile" and _with_graphs(one) for one in self.best):
             return "reduce-overhead is the same code without its launches, which hold this job up"
         return ""
+
+    def _may_pay_now(self, choice: Choice) -> bool:
+        """Whether what was rejected is worth compiling once more for.
+
+        What cost more than it gave may pay now that the compiler fuses it away; what gave nothing to a job
+        that waited for its launches may give something to one that does not. The rest gives nothing twice.
+        """
+        trial = self.trials[_key(choice)]
+        if trial.verdict != "rejected" or choice in self._evicted:
+            return False
+        if choice.id == "tf32" and any(one.id in _BELOW_TF32 for one in self.best):
+            return False
+        costs = trial.measured_speedup is not None and trial.measured_speedup < 1.0 - WORTH
+        return costs or self._launch_share >= _HOST_IS_IDLE
 
     def _pays_back(self, result: ArmResult, base: ArmResult) -> bool:
         steps = self._limits.job_steps

@@ -126,6 +126,21 @@ def test_bf16_that_is_slower_alone_and_helps_under_the_compiler_is_found() -> No
     assert "bf16" in names(searched(world))
 
 
+@pytest.mark.parametrize(("host_share", "is_tried"), [(0.2, False), (0.8, True)])
+def test_what_gave_nothing_is_compiled_for_once_more_only_where_launches_hid_it(
+    host_share: float, is_tried: bool
+) -> None:
+    world = World({"fused-optimizer": 1.0, "compile": 0.6}, host_share=host_share)
+    searched(world, only=("fused-optimizer", "compile"))
+    assert ("fused-optimizer on top" in [ask.what for ask in world.asked]) == is_tried
+
+
+def test_tf32_is_not_compiled_for_where_products_are_in_half_precision() -> None:
+    world = World({"bf16": 0.5, "tf32": 1.0, "compile": 0.6})
+    searched(world, only=("bf16", "tf32", "compile"))
+    assert "tf32 on top" not in [ask.what for ask in world.asked]
+
+
 def test_nothing_to_gain_is_an_answer() -> None:
     finder = searched(World({}))
     assert finder.best == ()
