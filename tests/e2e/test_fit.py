@@ -59,7 +59,7 @@ def test_what_a_training_step_holds(flatout: Run, tmp_path: Path) -> None:
     assert parts["parameters"] == pytest.approx(PARAMETERS, rel=1e-4)
     assert parts["gradients"] <= PARAMETERS * 1.0001
     assert parts["optimizer"] == pytest.approx(2 * PARAMETERS, rel=1e-4)
-    assert parts["workspace"] == 32 * MIB
+    assert parts["workspace"] == (32 + 32 + 1) * MIB  # both threads, and with a bias
     # At least the batch, and what the two layers give.
     assert found["peak_bytes"] >= 3 * PARAMETERS + 64 * 4 * (4096 + 4096 + 1024)
     assert found["peak_bytes"] == sum(parts.values()) - parts["context"]
@@ -115,3 +115,65 @@ def test_as_much_as_was_measured_on_an_h200(flatout: Run) -> None:
     measured = json.loads(result.read_text())["baseline"]["peak_bytes"]
     found = json.loads(flatout("fit", "--json", str(ROOT / "examples" / "gpt.py")).stdout)
     assert found["reserved_bytes"] == pytest.approx(measured, rel=0.005)
+
+
+BLOCKS = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+chosen = parser.parse_args()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 2048), nn.Linear(2048, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+model = nn.Sequential(nn.Linear(256, 256), nn.Sequential(*(Block() for _ in range(8)))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    loss = model(torch.randn(chosen.batch_size, 128, 256, device="cuda")).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_does_not_fit_is_told_how_it_could(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BLOCKS)
+    done = flatout("fit", "--json", "--max-memory", "1500MiB", "train.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    [option] = found["options"]
+    assert option["fits"] is False
+    fitting = [one for one in found["strategies"] if one["fits"]]
+    assert any("blocks computed again" in one["strategy"] for one in fitting)
+    assert all(one["is_tight"] or one["peak_bytes"] <= 1500 * MIB for one in fitting)
+    assert found["least_bytes"] < option["peak_bytes"]
+    assert found["holders"][0]["where"].startswith("train.py:")
+    drawn = flatout("fit", "--max-memory", "1500MiB", "train.py").stdout
+    assert "what makes it fit into" in drawn
+    assert "activations, by line" in drawn
+
+
+def test_batch_sizes_by_the_scripts_own_option(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BLOCKS)
+    done = flatout("fit", "--json", "--batch", "8,32", "train.py", "--batch-size", "64")
+    assert done.returncode == 0, done.stderr
+    small, large = json.loads(done.stdout)["fits"]
+    assert small["parts"]["activations"] * 3 < large["parts"]["activations"]
+
+
+def test_batch_sizes_of_a_script_without_an_option(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN))
+    done = flatout("fit", "--batch", "8", "train.py")
+    assert done.returncode == 2
+    assert "no option for its batch size" in done.stderr
+    assert flatout("fit", "--batch", "8,x", "train.py").returncode == 2

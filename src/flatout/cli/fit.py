@@ -1,12 +1,22 @@
 """`flatout fit`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Output, common_options
+from flatout.cli.options import Output, Size, common_options
+
+if TYPE_CHECKING:
+    from flatout.runtime.profiling import ProfileRequest
+
+
+def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
+    words = value.replace(",", " ").split()
+    if not all(word.isdigit() and int(word) for word in words):
+        raise click.BadParameter("batch sizes with commas between them, such as 1,8,32")
+    return [int(word) for word in words]
 
 
 @click.command("fit", short_help=COMMANDS["fit"].purpose, context_settings=JOB_SETTINGS)
@@ -14,32 +24,85 @@ from flatout.cli.options import Output, common_options
 @click.option(
     "--gpu", "gpus", default="", metavar="NAMES", help="GPUs of `flatout gpus`, with commas between them."
 )
+@click.option(
+    "--max-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Must it fit into this, such as 24GiB? Says how it could.",
+)
+@click.option(
+    "--batch",
+    "sizes",
+    default="",
+    callback=_sizes,
+    metavar="SIZES",
+    help="Batch sizes to try by the script's own option, such as 1,8,32.",
+)
 @job_options
 @common_options
-def command(output: Output, words: tuple[str, ...], gpus: str, **job: Any) -> int:
+def command(
+    output: Output,
+    words: tuple[str, ...],
+    gpus: str,
+    max_memory: int | None,
+    sizes: list[int],
+    **job: Any,
+) -> int:
     """Will it fit, and on which GPUs; no GPU needed.
 
     Runs the unmodified training script for a few updates on tensors that have no memory, notes whatever they
     would take and give back, and puts that through a model of torch's allocator. Nothing is computed, so
     losses are made up; compiled code counts as written. Nothing that the script writes reaches your files.
 
+    Where it does not fit into what you name, ways to make it fit are tried in the same manner: half
+    precision, blocks computed again, other optimizers, parts of a batch, several GPUs; the cheapest first.
+
     \b
     Examples:
       flatout fit train.py --batch-size 32
       flatout fit --gpu l4,rtx4090,h100-80gb-sxm train.py
+      flatout fit --max-memory 24GiB train.py
+      flatout fit --batch 8,16,32 train.py
       flatout fit --json train.py | jq .reserved_bytes
     """
     from flatout.memory.fit import fit_job
     from flatout.records.errors import EXIT_DONE
-    from flatout.report.fit import draw_fit
+    from flatout.report.fit import draw_fit, draw_sizes
 
     request = request_for(words, **job)
-    names = gpus.replace(",", " ").split()
-    with new_run(output, "fit") as folder, output.progress("imagining a GPU") as progress:
-        found = fit_job(request, folder.manifest.id, folder.path, names, progress)
-        folder.write("fit", 1, found)
+    jobs: list[tuple[int | None, ProfileRequest]] = [(size, _with_size(request, size)) for size in sizes]
+    named = gpus.replace(",", " ").split()
+    found = []
+    for size, one in jobs or [(None, request)]:
+        text = f"imagining a GPU, batch {size}" if size is not None else "imagining a GPU"
+        with new_run(output, "fit") as folder, output.progress(text) as progress:
+            fit = fit_job(
+                one, folder.manifest.id, folder.path, progress, gpus=named, max_memory_bytes=max_memory
+            )
+            folder.write("fit", 1, fit)
+        found.append((size, fit))
     if output.as_json:
-        output.document("fit", 1, found)
+        documents = [fit for _, fit in found]
+        output.document("fit", 1, documents[0] if not sizes else {"sizes": sizes, "fits": documents})
+    elif sizes:
+        draw_sizes(found, output.console())
     else:
-        draw_fit(found, output.console())
+        draw_fit(found[0][1], output.console())
     return EXIT_DONE
+
+
+def _with_size(request: "ProfileRequest", size: int) -> "ProfileRequest":
+    import dataclasses
+
+    from flatout.records.errors import CallerMistake
+    from flatout.tune.batching import options, with_batch_size
+
+    source = next(options(request.command), None)
+    if source is None:
+        raise CallerMistake(
+            "the script has no option for its batch size that could be found",
+            expected="an argument such as --batch-size",
+            remedy=f"flatout fit {request.command.typed()}   # once for each size, as you would set it",
+        )
+    command = with_batch_size(request.command, source.choice(size, size))
+    return dataclasses.replace(request, command=command)

@@ -69,6 +69,27 @@ class Output:
             yield step
 
 
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        units = {"gib": 1 << 30, "g": 1 << 30, "mib": 1 << 20, "m": 1 << 20, "gb": 10**9, "mb": 10**6, "": 1}
+        number = value.rstrip("GMiBbgm")
+        unit = value[len(number) :].lower()
+        try:
+            count = round(float(number) * units[unit])
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"{value!r} is no size: 40GiB, 512MiB and 80GB are", param, ctx)
+        if count <= 0:
+            self.fail("it must be more than nothing", param, ctx)
+        return count
+
+
 def common_options(command: F) -> F:
     """--json, --quiet and --debug; the command receives them as `output`."""
 

@@ -7,7 +7,7 @@ import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Output, common_options
+from flatout.cli.options import Output, Size, common_options
 
 if TYPE_CHECKING:
     from flatout.runtime.command import JobCommand
@@ -30,27 +30,6 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if not seconds > 0:
             self.fail("it must be more than nothing", param, ctx)
         return seconds
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]
-    """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes."""
-        if isinstance(value, int):
-            return value
-        units = {"gib": 1 << 30, "g": 1 << 30, "mib": 1 << 20, "m": 1 << 20, "gb": 10**9, "mb": 10**6, "": 1}
-        number = value.rstrip("GMiBbgm")
-        unit = value[len(number) :].lower()
-        try:
-            count = round(float(number) * units[unit])
-        except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is no size: 40GiB, 512MiB and 80GB are", param, ctx)
-        if count <= 0:
-            self.fail("it must be more than nothing", param, ctx)
-        return count
 
 
 def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -90,9 +90,12 @@ class ForwardTap:
         root.__dict__[_SEAT] = seat
         self._seats.append((root, seat, found))
 
-    def _is_another_thread(self) -> bool:
+    def _is_elsewhere(self) -> bool:
+        """Another thread's call, or one of the way back: checkpoints call parts of a model once more."""
         trains = self._session.thread
-        return trains != 0 and trains != thread()
+        if trains != 0 and trains != thread():
+            return True
+        return bool(self._session.torch._C._current_graph_task_id() != -1)  # noqa: SLF001
 
     def _number(self, module: Any) -> int:
         return self._numbers.setdefault(id(module), len(self._numbers))
@@ -103,7 +106,7 @@ class ForwardTap:
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # The compiler folds this into a constant, and sees nothing else of us.
-            if is_compiling() or thread() in tap._inside or tap._is_another_thread():
+            if is_compiling() or thread() in tap._inside or tap._is_elsewhere():
                 return real(module, *args, **kwargs)
             return tap._call(module, tap._number(module), functools.partial(real, module), args, kwargs)
 
@@ -119,7 +122,7 @@ class ForwardTap:
                 return call(*args, **kwargs)
             if not session.watching and grad_enabled():
                 return call(*args, **kwargs)
-            if tap._is_another_thread():
+            if tap._is_elsewhere():
                 return call(*args, **kwargs)
             session.watching = True  # an evaluation is seen to its end, whenever it comes
             return tap._call(root, number, call, args, kwargs)

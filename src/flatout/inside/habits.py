@@ -17,6 +17,7 @@ from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers import hugging_face, numa
 from flatout.levers.attention_kernels import time_kernels
 from flatout.levers.batches import leaves
+from flatout.levers.blocks import repeated_blocks
 from flatout.levers.float8_layers import suits_float8
 from flatout.levers.fused_optimizer import supports_fused
 from flatout.levers.linear_cross_entropy import is_large_head
@@ -158,6 +159,7 @@ class HabitsTap:
             ),
             "numa": numa.describe(torch, self._session.device),
             **hugging_face.describe(roots),
+            "repeated_blocks": len(repeated_blocks(torch, roots)),
             "tf32": _tf32(torch),
             "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
             "deterministic": bool(torch.backends.cudnn.deterministic)

@@ -6,6 +6,7 @@ from flatout.levers.attention import Attention
 from flatout.levers.batch_size import BatchSize
 from flatout.levers.bf16 import Bf16
 from flatout.levers.bf16_parameters import Bf16Parameters
+from flatout.levers.block_checkpointing import BlockCheckpointing
 from flatout.levers.channels_last import ChannelsLast
 from flatout.levers.compile import Compile
 from flatout.levers.cpu_threads import CpuThreads
@@ -48,6 +49,7 @@ LEVERS: tuple[type[Lever], ...] = (
     Allocator,
     ActivationBudget,
     HfCheckpointing,
+    BlockCheckpointing,
     Fp16,
     Bf16Parameters,
     Fp8,

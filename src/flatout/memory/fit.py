@@ -5,15 +5,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.analyze.steps import read_ranks
 from flatout.hardware.catalogue import price_table, select
-from flatout.memory.allocator import OutOfMemory
+from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, option_of, plan
 from flatout.memory.replaying import Replayed, replay
+from flatout.memory.strategies import AS_WRITTEN
 from flatout.records.errors import JobFailed
-from flatout.records.fit import Fit, FitOption
+from flatout.records.fit import Fit, MemoryHolder
 from flatout.records.ledger import LedgerFile, read_ledger
-from flatout.records.rated import RatedGpu
+from flatout.records.plan import Choice
 from flatout.records.session import RANKS_FOLDER
 from flatout.records.trial import Trial
+from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
 from flatout.runtime.progress import StopRule
@@ -22,54 +25,125 @@ from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 # States of optimizers come with the first update, and stand beside activations in the second.
 _UPDATES = 3
 _ENOUGH = 2
-# Of the whole, how far off predictions have been so far.
-ERROR_BAR = 0.02
-# What driver, context and kernels take on a GPU, beside what torch reserves.
-_CONTEXT_BYTES = 560 << 20
+_HOLDERS = 12
 USUAL = ("t4", "l4", "rtx4090", "a100-40gb-sxm", "l40s", "a100-80gb-sxm", "h100-80gb-sxm", "h200-sxm")
 
 
+@dataclasses.dataclass(frozen=True)
+class GivenBudget:
+    """So much memory, on whatever GPU."""
+
+    id: str
+    memory_bytes: int
+
+
 def fit_job(
-    request: ProfileRequest, run: str, folder: Path, gpus: Sequence[str], on_progress: OnProgress
+    request: ProfileRequest,
+    run: str,
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    gpus: Sequence[str] = (),
+    max_memory_bytes: int | None = None,
 ) -> Fit:
-    """Run the script on an imagined GPU; raises JobFailed where that cannot be."""
-    chosen = select(gpus or USUAL)
+    """Run the script on an imagined GPU; raises JobFailed where that cannot be.
+
+    Where it does not fit into what was named, ways to make it fit are imagined too.
+    """
     began = time.monotonic()
-    plan = TrialPlan(
-        name="imagined",
-        command=request.command,
-        # The last is cut off, whether it is in the ledger or not.
-        stop=StopRule(updates=_UPDATES + 1),
-        order={
-            "imagine": True,
-            "taps": ["steps"],
-            # Workers are processes of their own, in which nothing is imagined.
-            "loader": {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None},
-        },
-        startup_s=request.startup_s,
-        silence_s=request.silence_s,
-        environment={**request.environment, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    place = folder / TRIALS_FOLDER / "1-imagined"
-    trial = run_trial(plan, place, on_progress=on_progress)
+    budgets: list[Budget] = list(select(gpus)) if gpus else []
+    if max_memory_bytes is not None:
+        budgets.append(GivenBudget(memory_size(max_memory_bytes), max_memory_bytes))
+    is_asked = bool(budgets)
+    budgets = budgets or list(select(USUAL))
+    imaginer = _Imaginer(request, folder / TRIALS_FOLDER, on_progress)
+    trial, place = imaginer.run(())
     ledger = _ledger_of(trial, place, request.command)
     replayed = replay(ledger)
-    needed = replayed.reserved_bytes + _CONTEXT_BYTES
+    options = tuple(option_of(one, AS_WRITTEN, ledger, replayed, _price(one.id)) for one in budgets)
+    short = [one for one, option in zip(budgets, options, strict=True) if option.fits is not True]
+    found = plan(ledger, short, imaginer.ledger, _price) if short and is_asked else None
     where = _from_here(*replayed.place[:3]) if replayed.place else None
     return Fit(
         run=run,
         command=request.command.words,
         peak_bytes=replayed.allocated_bytes,
         reserved_bytes=replayed.reserved_bytes,
-        parts=dataclasses.replace(replayed.parts, context=_CONTEXT_BYTES),
+        parts=dataclasses.replace(replayed.parts, context=CONTEXT_BYTES),
         error_bar=ERROR_BAR,
         updates=ledger.updates,
         where=where,
-        options=tuple(_option(gpu, needed, ledger) for gpu in chosen),
+        options=options,
+        holders=tuple(
+            MemoryHolder(
+                where=_from_here(*held.place[:3]) if held.place[0] else "",
+                category=held.category,
+                operator=held.place[3].removeprefix("aten::"),
+                size_bytes=held.size_bytes,
+                count=held.count,
+            )
+            for held in replayed.holders[:_HOLDERS]
+        ),
+        strategies=found.options if found is not None else (),
+        least_bytes=found.least_bytes if found is not None else None,
+        least_by=found.least_words if found is not None else "",
         timeline=replayed.timeline,
         took_s=time.monotonic() - began,
         notes=tuple(_notes(ledger, replayed)),
     )
+
+
+class _Imaginer:
+    """Runs the job on imagined GPUs, one after the other."""
+
+    def __init__(self, request: ProfileRequest, folder: Path, on_progress: OnProgress) -> None:
+        self._request = request
+        self._folder = folder
+        self._tell = on_progress
+        self._count = 0
+
+    def run(self, levers: tuple[Choice, ...]) -> tuple[Trial, Path]:
+        """As written, or under levers."""
+        self._count += 1
+        names = ", ".join(choice.words() for choice in levers)
+        place = self._folder / f"{self._count}-imagined"
+        plan = TrialPlan(
+            name=f"imagined with {names}" if levers else "imagined",
+            command=self._request.command,
+            # The last is cut off, whether it is in the ledger or not.
+            stop=StopRule(updates=_UPDATES + 1),
+            order={
+                "imagine": True,
+                "taps": ["steps", "forward"] if levers else ["steps"],
+                "levers": [choice.order() for choice in levers],
+                # Workers are processes of their own, in which nothing is imagined.
+                "loader": {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None},
+            },
+            startup_s=self._request.startup_s,
+            silence_s=self._request.silence_s,
+            environment={**self._request.environment, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        return run_trial(plan, place, on_progress=self._tell), place
+
+    def ledger(self, levers: tuple[Choice, ...]) -> LedgerFile | None:
+        """Of the job under levers; None where one of them does not apply to it, or breaks it."""
+        _, place = self.run(levers)
+        states = [rank.about.get("levers", {}) for rank in read_ranks(place)]
+        applied = all(
+            state.get("applied") and "dropped" not in state for one in states for state in one.values()
+        )
+        return _largest(place) if states and applied else None
+
+
+def _price(gpu: str) -> float | None:
+    price = price_table().cheapest(gpu)
+    return price.usd_per_gpu_hour if price is not None else None
+
+
+def _largest(place: Path) -> LedgerFile | None:
+    ledgers = [read_ledger(rank) for rank in sorted((place / RANKS_FOLDER).glob("*"))]
+    found = [ledger for ledger in ledgers if ledger is not None]
+    return max(found, key=lambda ledger: len(ledger.events)) if found else None
 
 
 def _from_here(file: str, line: int, function: str) -> str:
@@ -79,39 +153,15 @@ def _from_here(file: str, line: int, function: str) -> str:
 
 
 def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
-    ledgers = [read_ledger(rank) for rank in sorted((place / RANKS_FOLDER).glob("*"))]
-    found = [ledger for ledger in ledgers if ledger is not None]
-    if found:
-        return max(found, key=lambda ledger: len(ledger.events))
+    found = _largest(place)
+    if found is not None:
+        return found
     said = "".join(f"\n    {line}" for line in trial.said[-8:])
     raise JobFailed(
         f"on an imagined GPU the script made no update and ended as {trial.outcome!r}; it said last:{said}",
         expected="a script that trains in one process, and does not need values to go on",
         remedy=f"flatout check {command.typed()}   # does it run as written?",
     )
-
-
-def _option(gpu: RatedGpu, needed: int, ledger: LedgerFile) -> FitOption:
-    """With room for whatever it reserves it fits; with less it may, where cached memory is given back."""
-    price = price_table().cheapest(gpu.id)
-    room = gpu.memory_bytes - _CONTEXT_BYTES
-    answers = {_fits(ledger, round(room * (1 + by))) for by in (-ERROR_BAR, ERROR_BAR)}
-    return FitOption(
-        gpu=gpu.id,
-        memory_bytes=gpu.memory_bytes,
-        fits=answers.pop() if len(answers) == 1 else None,
-        is_tight=needed > gpu.memory_bytes,
-        peak_bytes=needed,
-        usd_per_hour=price.usd_per_gpu_hour if price is not None else None,
-    )
-
-
-def _fits(ledger: LedgerFile, room_bytes: int) -> bool:
-    try:
-        replay(ledger, room_bytes=room_bytes)
-    except OutOfMemory:
-        return False
-    return True
 
 
 def _notes(ledger: LedgerFile, replayed: Replayed) -> list[str]:

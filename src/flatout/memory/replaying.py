@@ -12,6 +12,16 @@ _TAKES = 3
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """What one place of the source holds at the peak."""
+
+    place: tuple[str, int, str, str]
+    category: str
+    size_bytes: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Replayed:
     """What the ledger's requests made of a device's memory."""
 
@@ -20,6 +30,8 @@ class Replayed:
     parts: MemoryParts
     # File, line, function and operator of the request that set the peak.
     place: tuple[str, int, str, str] | None
+    # Whoever holds it at the peak, the largest first.
+    holders: tuple[Held, ...]
     timeline: tuple[MemoryAt, ...]
     # How often cached memory had to be given back; only on a device with an end.
     retries: int
@@ -40,10 +52,12 @@ def replay(ledger: LedgerFile, *, room_bytes: int | None = None, expandable: boo
             allocator.release(handles.pop(event[0]))
         curve.append((number, allocator.allocated_bytes))
     place = ledger.places[ledger.events[last][2]] if last >= 0 else None
+    held = _held_at(ledger, last)
     return Replayed(
         allocated_bytes=allocator.peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
-        parts=_parts(ledger, _held_at(ledger, last), peak),
+        parts=_parts(ledger, held, peak),
+        holders=_holders(ledger, held, last),
         place=place if place is not None and place[0] else None,
         timeline=_thinned(curve),
         retries=allocator.retries,
@@ -71,6 +85,19 @@ def _parts(ledger: LedgerFile, held: dict[int, int], peak: int) -> MemoryParts:
     # Blocks that were not worth splitting are larger than what was asked for.
     totals["activations"] = totals.get("activations", 0) + max(0, peak - sum(held.values()))
     return MemoryParts(**totals)
+
+
+def _holders(ledger: LedgerFile, held: dict[int, int], last: int) -> tuple[Held, ...]:
+    owners = {number: name for name, numbers in ledger.owners.items() for number in numbers}
+    places = {event[0]: event[2] for event in ledger.events[: last + 1] if len(event) == _TAKES}
+    sizes: dict[tuple[int, str], list[int]] = {}
+    for number, size in held.items():
+        sizes.setdefault((places[number], owners.get(number, "activations")), []).append(size)
+    found = [
+        Held(ledger.places[place], category, sum(some), len(some))
+        for (place, category), some in sizes.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.size_bytes))
 
 
 def _thinned(curve: list[tuple[int, int]]) -> tuple[MemoryAt, ...]:

@@ -20,9 +20,18 @@ class MemoryParts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitOption:
-    """One GPU: does the job fit?"""
+    """One way to run the job on one kind of GPU: does it fit?"""
 
     gpu: str
+    strategy: str = "as written"
+    # How many of them.
+    gpus: int = 1
+    # How many times as long a step should take, at most; faster ways count as 1.
+    predicted_slowdown: float = 1.0
+    # Whether it changes the training, and not only its rounding.
+    changes_training: bool = False
+    # How to have it.
+    how: str = ""
     memory_bytes: int
     # None where the peak lies within the error of the GPU's memory.
     fits: bool | None
@@ -34,6 +43,18 @@ class FitOption:
 
     def __post_init__(self) -> None:
         fill_reasons(self, default="no price is known")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryHolder:
+    """A line of the source, and what it holds at the peak."""
+
+    where: str
+    category: str
+    # What ran there: `addmm`.
+    operator: str
+    size_bytes: int
+    count: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +81,17 @@ class Fit:
     # Where the peak is reached.
     where: str | None
     options: tuple[FitOption, ...]
+    holders: tuple[MemoryHolder, ...] = ()
+    # Ways to make it fit where it does not, the least costly first; and the least that any of them takes.
+    strategies: tuple[FitOption, ...] = ()
+    least_bytes: int | None = None
+    least_by: str = ""
     timeline: tuple[MemoryAt, ...] = ()
     took_s: float = 0.0
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.least_bytes is None and "least_bytes" not in self.unknown:
+            self.unknown["least_bytes"] = "it fits, or nothing was named that it should fit into"
         fill_reasons(self, default="the peak is reached in no line of the script")

@@ -19,6 +19,8 @@ class LedgerFile:
     # By category, the numbers that belong to it.
     owners: dict[str, list[int]]
     updates: int
+    # In which types its products were computed.
+    products: list[str] = dataclasses.field(default_factory=list)
     # What was asked that depends on values: by kind, where and how often.
     guessed: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 

@@ -1,13 +1,19 @@
-"""`fit` for a terminal: the peak, what holds it, and on which GPUs there is room for it."""
+"""`fit` for a terminal: the peak, what holds it, where there is room for it, and what would make some."""
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from flatout.records.fit import Fit, FitOption
+from flatout.records.fit import Fit, FitOption, MemoryAt
 from flatout.records.words import memory_size, percent
 from flatout.report.plain import inert, line
 
 _BAR = 24
+_LINES = 6
+_WIDTH, _HEIGHT = 64, 4
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def draw_fit(fit: Fit, console: Console) -> None:
@@ -17,6 +23,53 @@ def draw_fit(fit: Fit, console: Console) -> None:
     if fit.where is not None:
         console.print(line(f"the peak is reached at {inert(fit.where)}"))
     console.print()
+    _draw_timeline(fit.timeline, console)
+    _draw_parts(fit, console)
+    _draw_lines(fit, console)
+    _draw_options(fit.options, console)
+    if fit.strategies:
+        console.print()
+        _draw_strategies(fit, console)
+    for note in fit.notes:
+        console.print(line(inert(note), "dim"))
+    console.print(line(f"no GPU was used; it took {fit.took_s:.0f} s", "dim"))
+
+
+def draw_sizes(fits: Sequence[tuple[int | None, Fit]], console: Console) -> None:
+    """Several batch sizes, a row each, and on which GPUs they fit."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("batch", "peak", "reserved"):
+        table.add_column(name, justify="right")
+    for option in fits[0][1].options:
+        table.add_column(option.gpu)
+    marks = {True: ("fits", "green"), False: ("no", "red"), None: ("?", "yellow")}
+    for size, fit in fits:
+        cells = (str(size), memory_size(fit.peak_bytes), memory_size(fit.reserved_bytes))
+        verdicts = (line(*marks[option.fits]) for option in fit.options)
+        table.add_row(*map(line, cells), *verdicts)
+    console.print(table)
+    console.print(line("no GPU was used; ? is too close to say", "dim"))
+
+
+def _draw_timeline(timeline: Sequence[MemoryAt], console: Console) -> None:
+    """What is allocated, from the first request to the last."""
+    if not timeline:
+        return
+    stretch = max(1, -(-len(timeline) // _WIDTH))
+    heights = [
+        max(one.allocated_bytes for one in timeline[start : start + stretch])
+        for start in range(0, len(timeline), stretch)
+    ]
+    top = max(1, *heights)
+    for row in range(_HEIGHT, 0, -1):
+        filled = (round(8 * (height / top * _HEIGHT - (row - 1))) for height in heights)
+        bars = "".join(_EIGHTHS[min(8, max(0, part))] for part in filled)
+        console.print(line(f"{bars}  {memory_size(top)}" if row == _HEIGHT else bars, "cyan"))
+    console.print(line("from the start to the end of the third update", "dim"))
+    console.print()
+
+
+def _draw_parts(fit: Fit, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("what holds it")
     table.add_column("", justify="right")
@@ -28,18 +81,70 @@ def draw_fit(fit: Fit, console: Console) -> None:
             table.add_row(line(name), line(memory_size(size)), line("█" * round(_BAR * size / whole)))
     console.print(table)
     console.print()
-    gpus = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _draw_lines(fit: Fit, console: Console) -> None:
+    """Of activations, which lines hold most; what is owned is told above."""
+    held = [one for one in fit.holders if one.category == "activations" and one.where][:_LINES]
+    if not held:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("activations, by line", "", "", ""):
+        table.add_column(name, justify="right" if not name else "left")
+    for one in held:
+        times = f"{one.count} x" if one.count > 1 else ""
+        table.add_row(
+            line(inert(one.where)), line(inert(one.operator)), line(times), line(memory_size(one.size_bytes))
+        )
+    console.print(table)
+    console.print()
+
+
+def _draw_options(options: Sequence[FitOption], console: Console) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("GPU", "memory", "needed", "", "an hour"):
-        gpus.add_column(name, justify="left" if name in ("GPU", "") else "right")
-    for option in fit.options:
-        price = f"{option.usd_per_hour:.2f} USD" if option.usd_per_hour is not None else ""
-        style = {True: "green", False: "red", None: "yellow"}[option.fits]
+        table.add_column(name, justify="left" if name in ("GPU", "") else "right")
+    for option in options:
         cells = (option.gpu, memory_size(option.memory_bytes), memory_size(option.peak_bytes))
-        gpus.add_row(*map(line, cells), line(_verdict(option), style), line(price))
-    console.print(gpus)
-    for note in fit.notes:
-        console.print(line(inert(note), "dim"))
-    console.print(line(f"no GPU was used; it took {fit.took_s:.0f} s", "dim"))
+        table.add_row(*map(line, cells), _verdict_line(option), line(_price(option)))
+    console.print(table)
+
+
+def _draw_strategies(fit: Fit, console: Console) -> None:
+    """What would make it fit, the least costly first; where nothing would, the least that it takes."""
+    for name in dict.fromkeys(option.gpu for option in fit.strategies):
+        options = [option for option in fit.strategies if option.gpu == name]
+        fitting = [option for option in options if option.fits]
+        if not fitting:
+            console.print(
+                line(
+                    f"nothing tried here makes it fit into {name}: the least on one GPU is "
+                    f"{memory_size(fit.least_bytes or 0)} ({fit.least_by})",
+                    "bold",
+                )
+            )
+            continue
+        console.print(line(f"what makes it fit into {name}", "bold"))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("", "needed", "step at most", "an hour"):
+            table.add_column(title, justify="left" if not title else "right")
+        for option in fitting:
+            words = option.strategy + (" (changes the training)" if option.changes_training else "")
+            cost = f"{option.predicted_slowdown:.2f}x"
+            cells = (words, memory_size(option.peak_bytes), cost, _price(option))
+            table.add_row(*map(line, cells))
+        console.print(table)
+        for how in dict.fromkeys(option.how for option in fitting):
+            console.print(line(f"  {how}", "dim"))
+
+
+def _price(option: FitOption) -> str:
+    return f"{option.usd_per_hour:.2f} USD" if option.usd_per_hour is not None else ""
+
+
+def _verdict_line(option: FitOption) -> Text:
+    style = {True: "green", False: "red", None: "yellow"}[option.fits]
+    return line(_verdict(option), style)
 
 
 def _verdict(option: FitOption) -> str:

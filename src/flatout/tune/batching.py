@@ -74,7 +74,21 @@ def sources(command: JobCommand, size: int) -> Iterator[Source]:
     yield Source()
 
 
-def _declared(script: Path, size: int) -> Iterator[Source]:
+def options(command: JobCommand) -> Iterator[Source]:
+    """Options of the script's own by which a batch size could be given, whatever it is now."""
+    given = command.given or command.words
+    for place, word in enumerate(given):
+        found = _OPTION.match(word)
+        if found is not None and found["value"] is not None:
+            yield Source(found["name"], joined=True)
+        elif found is not None and given[place + 1 : place + 2] and given[place + 1].isdigit():
+            yield Source(found["name"])
+    script, _ = script_of(given)
+    if script is not None and script.suffix == ".py":
+        yield from _declared(script, None)
+
+
+def _declared(script: Path, size: int | None) -> Iterator[Source]:
     """Options that the script's own source declares, with this size as their default."""
     try:
         tree = ast.parse(script.read_text())
@@ -90,7 +104,9 @@ def _declared(script: Path, size: int) -> Iterator[Source]:
             arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
         ]
         default = next((k.value for k in node.keywords if k.arg == "default"), None)
-        is_this_size = isinstance(default, ast.Constant) and default.value == size
+        is_this_size = isinstance(default, ast.Constant) and (
+            default.value == size if size is not None else isinstance(default.value, int)
+        )
         options = [name for name in names if name.startswith("-") and _OPTION.match(name)]
         if options and is_this_size:
             yield Source(max(options, key=len))

@@ -63,6 +63,7 @@ _RANKS = (
     "sdpa-backend",
     "linear-cross-entropy",
     "hf-checkpointing",
+    "block-checkpointing",
     "activation-budget",
     "compile",
     "fp8",

@@ -130,7 +130,9 @@ def test_whatever_is_asked(actions: list[int | tuple[int]], expandable: bool, ro
 RECORDED = Path(__file__).parents[2] / "recorded" / "allocator_h200"
 
 
-@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json.gz")), ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize(
+    "path", sorted(RECORDED.glob("*.json.gz")), ids=lambda path: path.name.partition(".")[0]
+)
 def test_what_an_h200_was_asked_for_reserves_as_much_here(path: Path) -> None:
     recorded = json.loads(gzip.decompress(path.read_bytes()))
     allocator = CachingAllocator()

@@ -34,6 +34,8 @@ class Ledger:
         self._owners: dict[str, list[int]] = {}
         # What depends on values, which an imagined device does not have: by kind, where and how often.
         self.guessed: dict[str, dict[str, int]] = {}
+        # In which types its products were computed.
+        self.products: set[str] = set()
 
     def has(self, storage: Any) -> bool:
         """Whether this memory is the device's."""
@@ -109,6 +111,7 @@ class Ledger:
             "owners": {name: sorted(set(numbers)) for name, numbers in self._owners.items()},
             "updates": self._updates,
             "guessed": self.guessed,
+            "products": sorted(self.products),
         }
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(document))

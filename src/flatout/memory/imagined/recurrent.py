@@ -42,7 +42,7 @@ def stand_in(torch: Any, ledger: Ledger) -> Any:
             return out
 
         @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+        def backward(ctx: Any, _gradient: Any) -> Any:
             x, _, _, *weights = ctx.saved_tensors
             of_input = x.new_empty(x.shape)
             ledger.scratch(ctx.scratch, "aten::_cudnn_rnn_backward")

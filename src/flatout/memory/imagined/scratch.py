@@ -17,11 +17,13 @@ _FLOAT_BYTES = 4
 # Rows of an embedding's gradient that one thread adds up.
 _ROWS_PER_THREAD = 10
 _FEW_WORDS = 3072
-# For a weight's gradient the sum over pixels is split: so many partial sums, in float32, and so much at most.
-_PARTIAL_SUMS = 16
+# A weight's gradient is summed up in parts, in float32: a part for each picture, where that is not too much;
+# beside copies, so many parts, and so much at most.
+_MOST_FOR_PARTIAL_SUMS = 64 << 20
+_PARTS_BESIDE_COPIES = 14
+_MOST_BESIDE_COPIES = 8 << 20
 _FEW_IN_HALF = 20 << 20
-_MOST_FOR_PARTIAL_SUMS = 32 << 20
-_MOST_BESIDE_COPIES = 6 << 20
+_MANY = 64
 # Channels and pixels that tensor cores take at once.
 _ALIGNED = 4
 
@@ -45,7 +47,7 @@ def scratch_of(torch: Any, name: str, args: Any, out: Any) -> list[tuple[int, in
 
 def _attention_backward(query: Any) -> int:
     """The gradient of queries is summed up in float32, beside a sum for each row."""
-    return (query.numel() + query.numel() // query.shape[-1]) * _FLOAT_BYTES
+    return int(query.numel() + query.numel() // query.shape[-1]) * _FLOAT_BYTES
 
 
 def _convolution(torch: Any, x: Any, weight: Any, out: Any, stride: Any) -> int:
@@ -64,19 +66,24 @@ def _convolution(torch: Any, x: Any, weight: Any, out: Any, stride: Any) -> int:
 def _convolution_backward(torch: Any, args: Any) -> list[tuple[int, int]]:
     gradient, x, weight, _, stride = args[:5]
     copies = _convolution(torch, x, weight, gradient, stride)
-    sums = _PARTIAL_SUMS * weight.numel() * _FLOAT_BYTES
+    weight_bytes = weight.numel() * _FLOAT_BYTES
     both = _bytes(x) + _bytes(gradient) + 1
     in_full = x.dtype == torch.float32
+    beside = min(_PARTS_BESIDE_COPIES * weight_bytes, _MOST_BESIDE_COPIES)
     if not copies:
-        return [(1, min(sums, _MOST_FOR_PARTIAL_SUMS if in_full else both))]
-    beside = min(sums, _MOST_BESIDE_COPIES)
+        sums = x.shape[0] * weight_bytes
+        if not in_full:
+            return [(1, min(sums, both))]
+        return [(1, sums if sums <= _MOST_FOR_PARTIAL_SUMS else both + beside)]
     if not in_full:
-        beside = beside // 2 if sums <= _FEW_IN_HALF else 0
+        beside = beside // 2 if _PARTS_BESIDE_COPIES * weight_bytes <= _FEW_IN_HALF else 0
     if copies < both:  # channels that do not suit it: only its weight's gradient needs them copied
         return [(1, both + beside if in_full else 0)]
     wants_input = args[-1][0]
-    if copies == both:  # nor is it a sum of many
-        beside = 0
+    if copies == both:  # one product for each picture: the fewer pictures, the fewer parts
+        beside = (
+            min(_PARTS_BESIDE_COPIES * weight_bytes, _MOST_BESIDE_COPIES) * min(x.shape[0], _MANY) // _MANY
+        )
     apart = 0 if gradient.is_contiguous() else _bytes(gradient)
     return [*([(0, copies + apart)] if wants_input else ()), (1, copies + apart + beside)]
 
@@ -88,7 +95,7 @@ def _is_channels_last(torch: Any, x: Any) -> bool:
 
 
 def _sum(x: Any, dims: Any) -> int:
-    """Over rows (a bias's gradient): blocks that share an output meet in memory, each with all its threads."""
+    """Over rows (a bias's gradient): blocks that share an output meet in memory, with all their threads."""
     reduced = sorted(dim % x.dim() for dim in dims)
     if not x.is_contiguous() or reduced != list(range(len(reduced))) or len(reduced) == x.dim():
         return 0  # along the fastest dimension, partial sums are few
@@ -117,7 +124,7 @@ def _embedding(gradient: Any, indices: Any, rows: int) -> int:
     count = indices.numel()
     if count <= _FEW_WORDS:
         return 0  # one after the other
-    return (count // _ROWS_PER_THREAD + min(count, rows)) * gradient.shape[-1] * _FLOAT_BYTES
+    return int(count // _ROWS_PER_THREAD + min(count, rows)) * int(gradient.shape[-1]) * _FLOAT_BYTES
 
 
 def _power_of_two(value: int, most: int) -> int:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from flatout.memory.imagined.ledger import Ledger
 from flatout.memory.imagined.scratch import scratch_of
 
-# What cuBLAS asks for at its first product on a device of compute capability 9.0, and keeps; once more for the
-# thread in which gradients are computed. With a bias it is another library that is asked, with its own.
+# What cuBLAS asks for at its first product on a device of compute capability 9.0, and keeps; once more for
+# the thread in which gradients are computed. With a bias it is another library that is asked, with its own.
 _WORKSPACE_BYTES = 32 << 20
 _WORKSPACE_WITH_BIAS_BYTES = 1 << 20
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
@@ -42,6 +42,7 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
                 wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
             )
             if on_device and name in _PRODUCTS:
+                ledger.products.add(str(args[-1].dtype).removeprefix("torch."))
                 self._ask_for_workspace("product", _WORKSPACE_BYTES, name)
                 if name in _WITH_BIAS:
                     self._ask_for_workspace("with bias", _WORKSPACE_WITH_BIAS_BYTES, name)

@@ -1,0 +1,111 @@
+"""What would make a job fit: strategies, each imagined, put through the allocator, held against a budget."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from flatout.memory.allocator import OutOfMemory
+from flatout.memory.replaying import Replayed, replay
+from flatout.memory.strategies import Strategy, strategies
+from flatout.records.fit import FitOption
+from flatout.records.ledger import LedgerFile
+from flatout.records.plan import Choice
+
+# For each budget, so many ways that fit are enough.
+_ENOUGH = 3
+# Of the whole, how far off predictions have been so far.
+ERROR_BAR = 0.02
+# What driver, context and kernels take on a GPU, beside what torch reserves.
+CONTEXT_BYTES = 560 << 20
+
+# The ledger of the job under some levers; None where they do not apply to it.
+Imagine = Callable[[tuple[Choice, ...]], LedgerFile | None]
+
+
+class Budget(Protocol):
+    """A GPU, or so much of one."""
+
+    @property
+    def id(self) -> str:
+        """What to call it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What there is of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What would fit, and the least that anything tried here takes on one GPU."""
+
+    options: tuple[FitOption, ...]
+    least_bytes: int
+    least_words: str
+
+
+def plan(
+    ledger: LedgerFile, budgets: Sequence[Budget], imagine: Imagine, price: Callable[[str], float | None]
+) -> Plan:
+    """Strategies in the order of their cost, until each budget has a few that fit."""
+    ledgers: dict[tuple[str, ...], LedgerFile | None] = {(): ledger}
+    fitting = {budget.id: 0 for budget in budgets}
+    options: list[FitOption] = []
+    least, least_words = replay(ledger).reserved_bytes, "as written"
+    for strategy in strategies(ledger):
+        if all(count >= _ENOUGH for count in fitting.values()):
+            break
+        changed = _ledger_under(strategy, ledgers, imagine)
+        if changed is None:
+            continue
+        replayed = replay(changed)
+        if strategy.gpus == 1 and replayed.reserved_bytes < least:
+            least, least_words = replayed.reserved_bytes, strategy.words
+        for budget in budgets:
+            if fitting[budget.id] >= _ENOUGH:
+                continue
+            option = option_of(budget, strategy, changed, replayed, price(budget.id))
+            fitting[budget.id] += option.fits is True
+            options.append(option)
+    return Plan(tuple(options), least + CONTEXT_BYTES, least_words)
+
+
+def option_of(
+    budget: Budget, strategy: Strategy, ledger: LedgerFile, replayed: Replayed, usd_per_hour: float | None
+) -> FitOption:
+    """With room for whatever it reserves it fits; with less it may, where cached memory is given back."""
+    room = budget.memory_bytes - CONTEXT_BYTES
+    answers = {_fits(ledger, round(room * (1 + by))) for by in (-ERROR_BAR, ERROR_BAR)}
+    needed = replayed.reserved_bytes + CONTEXT_BYTES
+    return FitOption(
+        strategy=strategy.words,
+        gpu=budget.id,
+        gpus=strategy.gpus,
+        memory_bytes=budget.memory_bytes,
+        fits=answers.pop() if len(answers) == 1 else None,
+        is_tight=needed > budget.memory_bytes,
+        peak_bytes=needed,
+        predicted_slowdown=strategy.slowdown,
+        changes_training=strategy.changes_training,
+        how=strategy.how,
+        usd_per_hour=usd_per_hour * strategy.gpus if usd_per_hour is not None else None,
+    )
+
+
+def _ledger_under(
+    strategy: Strategy, ledgers: dict[tuple[str, ...], LedgerFile | None], imagine: Imagine
+) -> LedgerFile | None:
+    key = tuple(choice.words() for choice in strategy.levers)
+    if key not in ledgers:
+        # What does not apply alone does not apply beside others.
+        refused = any(ledgers.get((one,), ...) is None for one in key)
+        ledgers[key] = None if refused else imagine(strategy.levers)
+    found = ledgers[key]
+    return strategy.rework(found) if found is not None and strategy.rework is not None else found
+
+
+def _fits(ledger: LedgerFile, room_bytes: int) -> bool:
+    try:
+        replay(ledger, room_bytes=room_bytes)
+    except OutOfMemory:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""What would make a job fit: cheap ways first, and an honest answer where nothing does."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from flatout.memory.allocator import MIB
+from flatout.memory.planning import CONTEXT_BYTES, plan
+from flatout.memory.replaying import replay
+from flatout.memory.strategies import eight_bit_optimizer, micro_batches, sharded, strategies
+from flatout.records.ledger import LedgerFile
+from flatout.records.plan import Choice
+
+
+def ledger_of(*, activations: int = 4, products: tuple[str, ...] = ("float32",)) -> LedgerFile:
+    """Parameters of 100 MiB with their gradients and states, and activations of 100 MiB each."""
+    takes = [[1, 100 * MIB, 0], [2, 200 * MIB, 0]]
+    step = [[10 + number, 100 * MIB, 1] for number in range(activations)]
+    copy = [[90, 50 * MIB, 2]]
+    back = [[event[0]] for event in (*step, *copy)]
+    return LedgerFile(
+        events=[*takes, *copy, *step, [3, 100 * MIB, 0], *back, [-1]],
+        places=[("a.py", 1, "main", ""), ("a.py", 2, "f", "aten::mm"), ("a.py", 3, "f", "aten::_to_copy")],
+        owners={"parameters": [1], "optimizer": [2], "gradients": [3]},
+        updates=1,
+        products=list(products),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    id: str
+    memory_bytes: int
+
+
+def planned(budget: int, imagine: Any = lambda _levers: None, **job: Any) -> Any:
+    return plan(ledger_of(**job), [Given("some", CONTEXT_BYTES + budget)], imagine, lambda _: 2.0)
+
+
+def test_ledgers_are_worked_over() -> None:
+    assert replay(ledger_of()).reserved_bytes == 850 * MIB
+    assert replay(eight_bit_optimizer(ledger_of())).reserved_bytes == pytest.approx(702 * MIB, abs=MIB)
+    # The copy of the weights is as large as ever.
+    assert replay(micro_batches(ledger_of(), 4)).reserved_bytes == pytest.approx(552 * MIB, abs=4 * MIB)
+    halved = replay(sharded(ledger_of(), 2))
+    assert halved.reserved_bytes == (50 + 100 + 50 + 400 + 50 + 200) * MIB
+    assert halved.parts.workspace == 200 * MIB
+
+
+def test_levers_are_imagined_and_what_does_not_apply_alone_is_not_tried_beside_others() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def imagine(levers: tuple[Choice, ...]) -> LedgerFile | None:
+        asked.append(tuple(choice.id for choice in levers))
+        return ledger_of(activations=2) if levers[0].id == "bf16" and len(levers) == 1 else None
+
+    found = planned(700 * MIB, imagine)
+    assert [option.strategy for option in found.options if option.fits] == ["bf16"]
+    assert asked == [("bf16",), ("block-checkpointing",), ("block-checkpointing",)]
+    assert found.least_bytes == CONTEXT_BYTES + 650 * MIB
+    assert found.least_words == "bf16"
+
+
+def test_the_least_costly_come_first_and_a_few_are_enough() -> None:
+    found = planned(500 * MIB, lambda levers: ledger_of(activations=0 if len(levers) > 1 else 1))
+    fitting = [option for option in found.options if option.fits]
+    costs = [option.predicted_slowdown for option in fitting]
+    assert len(fitting) == 3
+    assert costs == sorted(costs)
+    assert all(option.peak_bytes <= CONTEXT_BYTES + 500 * MIB for option in fitting)
+
+
+def test_where_nothing_fits_the_least_is_told() -> None:
+    found = planned(1 * MIB, lambda _levers: ledger_of(activations=1))
+    assert not any(option.fits for option in found.options)
+    assert CONTEXT_BYTES < found.least_bytes < CONTEXT_BYTES + 850 * MIB
+
+
+def test_several_gpus_cost_several_times_as_much() -> None:
+    found = planned(300 * MIB, lambda _levers: ledger_of(activations=1))
+    together = [option for option in found.options if option.gpus > 1]
+    assert together
+    assert all(option.usd_per_hour == 2.0 * option.gpus for option in together)
+
+
+def test_half_precision_is_not_offered_to_what_has_it() -> None:
+    words = [one.words for one in strategies(ledger_of(products=("bfloat16", "float32")))]
+    assert not any("bf16" in one for one in words)
+    assert words.index("half of the blocks computed again") < words.index("all blocks computed again")
