@@ -1,7 +1,7 @@
 """`flatout run`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,11 +9,22 @@ from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
 from flatout.cli.options import Output, common_options
 
+if TYPE_CHECKING:
+    from flatout.records.autopsy import Autopsy
+    from flatout.records.runs import RunFolder
+    from flatout.runtime.profiling import ProfileRequest
+
 
 @click.command("run", short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS)
 @job_argument
 @click.option("--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to apply.")
 @click.option("--as-written", is_flag=True, help="Without a plan: only watch.")
+@click.option(
+    "--restart/--no-restart",
+    default=True,
+    show_default=True,
+    help="Out of memory: start once more with what is predicted to fit, where levers alone can do it.",
+)
 @click.option(
     "--every",
     type=click.IntRange(min=100),
@@ -23,13 +34,23 @@ from flatout.cli.options import Output, common_options
 @job_options
 @common_options
 def command(
-    output: Output, words: tuple[str, ...], plan_path: str, as_written: bool, every: int | None, **job: Any
+    output: Output,
+    words: tuple[str, ...],
+    plan_path: str,
+    as_written: bool,
+    restart: bool,
+    every: int | None,
+    **job: Any,
 ) -> int:
     """Run a job to its end under the plan that `flatout tune` found.
 
     The script runs in your terminal, with your files and your environment: its output, its exit code and what
     signals do to it are its own. A lever that cannot be applied, or that fails on the way, is dropped with a
     word, and the job goes on as written. With --json, the script's own output goes to standard error.
+
+    A job that runs out of memory leaves a page on what held it and what would help. Where levers that change
+    nothing but the time of a step are predicted to make it fit, it is started once more with them; it begins
+    where it would begin if you started it again.
 
     \b
     Examples:
@@ -45,7 +66,7 @@ def command(
     from flatout.records.plan import Plan, read_plan
     from flatout.report.running import draw_run, words_before
     from flatout.tune.fingerprints import fingerprint
-    from flatout.tune.running import run_job
+    from flatout.tune.running import plan_after, run_job
     from flatout.tune.soundness import sound
 
     request = request_for(words, **job)
@@ -70,6 +91,23 @@ def command(
             on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
         )
         folder.write("job", 1, done)  # "run" is the manifest's name
+        if done.exit_code:
+            found = _out_of_memory(output, request, folder)
+            better = plan_after(plan, found) if found is not None and restart else None
+            if better is not None:
+                output.notice(f"flatout: starting once more, with {better.levers[-1].words()}")
+                done = run_job(
+                    better,
+                    request.command,
+                    folder.manifest.id,
+                    folder.path,
+                    again=True,
+                    output_to_stderr=output.as_json,
+                    environment=dict(request.environment),
+                    watch_every=every or 0,
+                    on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
+                )
+                folder.write("job", 1, done)
     if output.as_json:
         output.document("run", 1, done)
     elif not output.quiet:
@@ -78,3 +116,17 @@ def command(
         signal.signal(done.signal, signal.SIG_DFL)
         os.kill(os.getpid(), done.signal)
     return done.exit_code or 0
+
+
+def _out_of_memory(output: Output, request: "ProfileRequest", folder: "RunFolder") -> "Autopsy | None":
+    """The autopsy of a job that ended so; None for one that failed for another reason."""
+    from flatout.memory.autopsy import autopsy
+    from flatout.report.autopsy import draw_autopsy
+    from flatout.tune.running import JOB_FOLDER
+
+    with output.progress("out of memory: what held it") as progress:
+        found = autopsy(request, folder.manifest.id, folder.path / JOB_FOLDER, progress)
+    if found is not None:
+        folder.write("autopsy", 1, found)
+        draw_autopsy(found, output.error_console())
+    return found

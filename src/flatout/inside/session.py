@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.inside import stopping
+from flatout.inside.autopsy import AutopsyTap
 from flatout.inside.backward import BackwardTap
 from flatout.inside.bench import Bench
 from flatout.inside.clipping import ClippingTap
@@ -53,6 +54,7 @@ _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "collector": CollectorTap,
     "compiler": CompilerTap,
     "habits": HabitsTap,
+    "autopsy": AutopsyTap,
 }
 # By now optimizers have their state and gradients exist: what the job holds can be told apart.
 _LEARN_AT = 2

@@ -1,10 +1,19 @@
 """Where in the user's own source something happened."""
 
+import os
 import sys
 from types import FrameType
 from typing import Any
 
 _OURS = __file__.rpartition("levers")[0]
+# Python's own library: `runpy` runs scripts, `contextlib` leaves their blocks.
+_PYTHONS_OWN = os.path.dirname(os.__file__)  # noqa: PTH120
+
+
+def is_users_file(file: str) -> bool:
+    """Whether it is the user's own, and neither installed, nor Python's, nor ours."""
+    installed = "site-packages" in file or "dist-packages" in file
+    return not installed and not file.startswith(("<", _PYTHONS_OWN, _OURS))
 
 
 def users_frame(torch: Any) -> FrameType | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from flatout.records.plan import Choice
 from flatout.records.unknown import fill_reasons
 
 
@@ -30,8 +31,9 @@ class FitOption:
     predicted_slowdown: float = 1.0
     # Whether it changes the training, and not only its rounding.
     changes_training: bool = False
-    # How to have it.
+    # How to have it; and the levers that do it, where levers do.
     how: str = ""
+    levers: tuple[Choice, ...] = ()
     memory_bytes: int
     # None where the peak lies within the error of the GPU's memory.
     fits: bool | None

@@ -19,6 +19,7 @@ Read and written with the standard library alone: the user's environment may hol
         alarms.jsonl              where a run is watched: when its steps became slower, a line each
         recording                 there while a profiler records: a job that dies then died of that
         ledger.json               where the order asked for it: what an imagined GPU was asked for
+        out-of-memory.json        where there was no more: what held it
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -50,6 +51,7 @@ NOTES_FILE = "shield.txt"
 TRACE_FILE = "rank{rank}.pt.trace.json.gz"
 RECORDING_FILE = "recording"
 LEDGER_FILE = "ledger.json"
+OUT_OF_MEMORY_FILE = "out-of-memory.json"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 

@@ -125,17 +125,22 @@ def _draw_strategies(fit: Fit, console: Console) -> None:
             )
             continue
         console.print(line(f"what makes it fit into {name}", "bold"))
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("", "needed", "step at most", "an hour"):
-            table.add_column(title, justify="left" if not title else "right")
-        for option in fitting:
-            words = option.strategy + (" (changes the training)" if option.changes_training else "")
-            cost = f"{option.predicted_slowdown:.2f}x"
-            cells = (words, memory_size(option.peak_bytes), cost, _price(option))
-            table.add_row(*map(line, cells))
-        console.print(table)
-        for how in dict.fromkeys(option.how for option in fitting):
-            console.print(line(f"  {how}", "dim"))
+        draw_ways(fitting, console)
+
+
+def draw_ways(options: Sequence[FitOption], console: Console) -> None:
+    """Ways that fit, a row each, and how to have them."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("", "needed", "step at most", "an hour"):
+        table.add_column(title, justify="left" if not title else "right")
+    for option in options:
+        words = option.strategy + (" (changes the training)" if option.changes_training else "")
+        cost = f"{option.predicted_slowdown:.2f}x"
+        cells = (words, memory_size(option.peak_bytes), cost, _price(option))
+        table.add_row(*map(line, cells))
+    console.print(table)
+    for how in dict.fromkeys(option.how for option in options):
+        console.print(line(f"  {how}", "dim"))
 
 
 def _price(option: FitOption) -> str:

@@ -1,13 +1,17 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
+from flatout.memory.autopsy import restart_with
+from flatout.records.autopsy import Autopsy
 from flatout.records.plan import Fingerprint, Plan
 from flatout.records.running import Alarm, Continued, JobRun
+from flatout.records.session import TAPS
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
 from flatout.runtime.command import JobCommand
@@ -18,7 +22,7 @@ from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
 
-JOB_FOLDER = "job"
+JOB_FOLDER, JOB_AGAIN_FOLDER = "job", "job-again"
 
 
 def run_job(
@@ -31,19 +35,33 @@ def run_job(
     environment: dict[str, str] | None = None,
     watch_every: int = 0,
     on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
+    again: bool = False,
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
-    place = folder / JOB_FOLDER
+    place = folder / (JOB_AGAIN_FOLDER if again else JOB_FOLDER)
     ending = run_to_the_end(
         command_of(command, plan.levers),
         place,
-        {**order_of(plan.levers), "pair_updates": 1, "watch_every": watch_every},
+        {
+            **order_of(plan.levers),
+            "pair_updates": 1,
+            "watch_every": watch_every,
+            "taps": (*TAPS, "autopsy"),
+        },
         output_to_stderr=output_to_stderr,
         environment=environment,
         on_alarm=on_alarm,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
     return _job_run(plan, command, run, place, ending, seen)
+
+
+def plan_after(plan: Plan, found: Autopsy) -> Plan | None:
+    """The plan with whatever is predicted to make it fit; None where nothing would that needs nobody."""
+    way = restart_with(found)
+    had = {choice.id for choice in plan.levers}
+    levers = tuple(choice for choice in way.levers if choice.id not in had) if way is not None else ()
+    return dataclasses.replace(plan, levers=(*plan.levers, *levers)) if levers else None
 
 
 def _job_run(

@@ -38,6 +38,7 @@ from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import WAITS, Found, Stages, result_of
 from flatout.tune.search import WORTH, Finder
+from flatout.tune.within_memory import make_room
 
 # Of the budget, whatever came before and the proof will take.
 _FOR_THE_SEARCH = 0.35
@@ -106,6 +107,7 @@ class _Tuner:
         finder = Finder(with_workers(job, loader), self._limits)
         findings = diagnose(baseline, about, peaks)
         candidates = finder.candidates(LEVERS, findings)
+        tried: tuple[LeverTrial, ...] = ()
         if self._request.goal == "memory":
             with self._stage("levers"):
                 deadline = self._limits.deadline
@@ -120,9 +122,11 @@ class _Tuner:
                 loaded = later.loaded or loaded
                 if later.measured is not None or later.found != found:
                     found, measured = later.found, later.measured
+                found, measured, tried = self._make_room(job, as_written, found, measured)
         with self._stage("guard"):
             chosen, guard, unsafe = self._prove(job, baseline, found)
-        trials = with_verdicts([loaded.trial, *finder.trials.values()], unsafe)
+        earlier = [one for one in finder.trials.values() if one.lever not in {two.lever for two in tried}]
+        trials = with_verdicts([loaded.trial, *earlier, *tried], unsafe)
         confirmed = None
         if chosen:
             known = measured if chosen == found else None
@@ -161,6 +165,33 @@ class _Tuner:
                 interrupted=self._interrupted,
             ),
         )
+
+    def _make_room(
+        self, job: JobFacts, as_written: Pace, found: tuple[Choice, ...], measured: Measured | None
+    ) -> tuple[tuple[Choice, ...], Measured | None, tuple[LeverTrial, ...]]:
+        """Where the plan takes more than --max-memory, what makes it take less."""
+        most = self._request.max_memory_bytes
+        if most is None:
+            return found, measured, ()
+        with self._stage("memory"):
+            now = measured or (
+                self._measurer.measure("the plan's memory", found, as_written)
+                if found
+                else Measured(as_written, None, "stopped")
+            )
+            if now.pace is None or not self._measurer.is_too_large(now.pace):
+                return found, now if found else measured, ()
+            room = make_room(
+                found,
+                now,
+                most,
+                job,
+                self._request.skip,
+                lambda what, levers: self._measurer.measure(what, levers, as_written),
+            )
+        if room.note:
+            self._notes.append(room.note)
+        return room.chosen, room.measured if room.chosen else measured, room.trials
 
     def _larger_batch(
         self, baseline: Profile, chosen: tuple[Choice, ...], now: Pace, ladder: Sequence[Rung]
@@ -338,8 +369,8 @@ class _Tuner:
         if pace is None:
             self._notes.append(f"the plan could not be confirmed: the run ended as {measured.outcome!r}")
             return (), None
-        if self._request.goal == "memory":
-            return chosen, pace
+        if self._request.goal == "memory" or self._measurer.is_too_large(as_written):
+            return chosen, pace  # a plan that fits is worth its time
         if gain(as_written, pace) >= 1 + WORTH:
             return chosen, pace
         # The baseline ran minutes ago: has the machine become slower since?

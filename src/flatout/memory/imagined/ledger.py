@@ -1,17 +1,13 @@
 """What an imagined device was asked for, and what was given back: one line of numbers for each."""
 
 import json
-import os
 import weakref
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flatout.levers.places import users_frame
+from flatout.levers.places import is_users_file, users_frame
 from flatout.records.session import LEDGER_FILE
-
-# Python's own library: `runpy` runs scripts, `contextlib` leaves their blocks.
-_PYTHONS_OWN = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 class Ledger:
@@ -137,10 +133,6 @@ class Ledger:
     def _frame(self) -> FrameType | None:
         """The script's own line, where it is one of a library that calls torch; else the library's."""
         nearest = frame = users_frame(self._torch)
-        while frame is not None and _is_installed(frame.f_code.co_filename):
+        while frame is not None and not is_users_file(frame.f_code.co_filename):
             frame = frame.f_back
         return frame or nearest
-
-
-def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith(("<", _PYTHONS_OWN))

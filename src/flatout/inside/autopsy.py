@@ -1,0 +1,180 @@
+"""At the moment when there is no memory left: what held it, noted before the job goes.
+
+torch's allocator tells observers that it is about to give up. What it holds then, and from which lines that
+was asked for, is in its own snapshot, where it has kept the stacks of what lives: those are kept from the
+first use of the device on, and nothing else is.
+"""
+
+import json
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from flatout.levers.places import is_users_file
+from flatout.records.session import OUT_OF_MEMORY_FILE
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_HOLDERS = 40
+# Of what torch and drivers say; by type comes first.
+_WORDS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "not enough memory",
+)
+
+
+class AutopsyTap:
+    """Waits for the worst."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._hook: Any = None
+        self._noted = False
+
+    def install(self) -> None:
+        """See an exception that ends the job, and the device's allocator as soon as there is one."""
+        self._hook = sys.excepthook
+        sys.excepthook = self._at_the_end
+        cuda = self._session.torch.cuda
+        if cuda.is_available():
+            cuda._lazy_call(self._watch_the_device)  # noqa: SLF001
+
+    def remove(self) -> None:
+        """The script's own hook, where nobody has put another on top."""
+        if sys.excepthook == self._at_the_end:
+            sys.excepthook = self._hook
+
+    def _watch_the_device(self) -> None:
+        try:
+            torch = self._session.torch
+            torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")  # noqa: SLF001
+            torch._C._cuda_attach_out_of_memory_observer(self._on_device)  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 - an older torch, or the script records itself
+            self._session.fail("autopsy", error)
+
+    def _on_device(self, device: int, asked: int, total: int, free: int) -> None:
+        try:
+            torch = self._session.torch
+            snapshot = torch.cuda.memory._snapshot(device)  # noqa: SLF001
+            found = held(snapshot, owners(self._session.optimizers(), self._session.roots()))
+            stats = torch.cuda.memory_stats(device)
+            self._write(
+                {
+                    "message": f"{asked} bytes were asked for",
+                    "on_gpu": True,
+                    "asked_bytes": asked,
+                    "device_bytes": total,
+                    "free_bytes": free,
+                    "allocated_bytes": stats["allocated_bytes.all.current"],
+                    "reserved_bytes": stats["reserved_bytes.all.current"],
+                    **found,
+                }
+            )
+        except Exception as error:  # noqa: BLE001 - the job has trouble enough
+            self._session.fail("autopsy", error)
+
+    def _at_the_end(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            if is_out_of_memory(self._session.torch, error) and not self._noted:
+                self._write({"message": str(error)[:2000], "on_gpu": self._session.on_gpu})
+        except Exception as problem:  # noqa: BLE001 - the job has trouble enough
+            self._session.fail("autopsy", problem)
+        self._hook(kind, error, traceback)
+
+    def _write(self, document: dict[str, Any]) -> None:
+        session = self._session
+        phase = "backward" if session.in_backward else "forward" if session.busy else ""
+        document |= {"where": _where_now(), "phase": phase, "updates": session.updates}
+        path = session.folder() / OUT_OF_MEMORY_FILE
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(document))
+        part.rename(path)
+        self._noted = True
+
+
+def is_out_of_memory(torch: Any, error: BaseException) -> bool:
+    """By its type first; some libraries have nothing but words."""
+    kind = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+    if isinstance(error, kind | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+
+
+def owners(optimizers: list[Any], roots: list[Any]) -> dict[int, str]:
+    """By address, what is no activation."""
+    found: dict[int, str] = {}
+    for root in roots:
+        for value in (*root.parameters(), *root.buffers()):
+            _own(found, "parameters", value)
+            _own(found, "gradients", value.grad)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _own(found, "parameters", parameter)
+                _own(found, "gradients", parameter.grad)
+                for value in optimizer.state.get(parameter, {}).values():
+                    _own(found, "optimizer", value)
+    return found
+
+
+def held(snapshot: dict[str, Any], owners: dict[int, str]) -> dict[str, Any]:
+    """What an allocator's snapshot says of who holds what."""
+    parts: dict[str, int] = {}
+    lines: dict[tuple[str, str], list[int]] = {}
+    cached = largest = 0
+    for segment in snapshot["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"] != "active_allocated":
+                cached += size
+                largest = max(largest, size)
+            else:
+                category = owners.get(address, "activations")
+                parts[category] = parts.get(category, 0) + size
+                line = lines.setdefault((category, _line_of(block.get("frames", ()))), [0, 0])
+                line[0], line[1] = line[0] + size, line[1] + 1
+            address += size
+    most = sorted(lines.items(), key=lambda item: -item[1][0])[:_HOLDERS]
+    return {
+        "parts": parts,
+        "cached_bytes": cached,
+        "largest_cached_bytes": largest,
+        "holders": [
+            {"category": category, "where": where, "size_bytes": size, "count": count}
+            for (category, where), (size, count) in most
+        ],
+    }
+
+
+def _own(found: dict[int, str], category: str, value: Any) -> None:
+    if hasattr(value, "untyped_storage"):
+        found[value.untyped_storage().data_ptr()] = category
+
+
+def _line_of(frames: Any) -> str:
+    """The innermost line of the user's own code."""
+    for frame in frames:
+        if is_users_file(frame["filename"]):
+            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    return ""
+
+
+def _where_now() -> str:
+    """Where the script is; a GPU's gradients have a thread of their own, with nothing of the script in it."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    return _users_line(sys._getframe()) or _users_line(main)  # noqa: SLF001
+
+
+def _users_line(frame: FrameType | None) -> str:
+    while frame is not None:
+        code = frame.f_code
+        if is_users_file(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+        frame = frame.f_back
+    return ""
