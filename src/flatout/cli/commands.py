@@ -32,6 +32,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "run": CommandEntry("flatout.cli.run", "Run a job to its end under the plan that `flatout tune` found."),
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "fit": CommandEntry("flatout.cli.fit", "Will it fit, and on which GPUs; no GPU needed."),
+    "batch": CommandEntry("flatout.cli.batch", "The batch size at the knee of throughput."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "explain": CommandEntry(

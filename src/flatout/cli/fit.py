@@ -1,11 +1,12 @@
 """`flatout fit`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
+from flatout.cli.jobs import JOB_SETTINGS, job_options, new_run, request_for
 from flatout.cli.options import Output, Size, common_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,15 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 
 
 @click.command("fit", short_help=COMMANDS["fit"].purpose, context_settings=JOB_SETTINGS)
-@job_argument
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.option(
+    "--load",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A model's file or folder: what loading it takes. Never unpickled, no tensor is read.",
+)
 @click.option(
     "--gpu", "gpus", default="", metavar="NAMES", help="GPUs of `flatout gpus`, with commas between them."
 )
@@ -46,6 +55,7 @@ def command(
     gpus: str,
     max_memory: int | None,
     sizes: list[int],
+    files: tuple[Path, ...],
     **job: Any,
 ) -> int:
     """Will it fit, and on which GPUs; no GPU needed.
@@ -63,15 +73,20 @@ def command(
       flatout fit --gpu l4,rtx4090,h100-80gb-sxm train.py
       flatout fit --max-memory 24GiB train.py
       flatout fit --batch 8,16,32 train.py
+      flatout fit --load model.safetensors --gpu l4
       flatout fit --json train.py | jq .reserved_bytes
     """
     from flatout.memory.fit import fit_job
     from flatout.records.errors import EXIT_DONE
     from flatout.report.fit import draw_fit, draw_sizes
 
+    named = gpus.replace(",", " ").split()
+    if files:
+        return _load(output, files, words, named)
+    if not words:
+        raise click.UsageError("Missing argument 'SCRIPT [ARGS]...', or --load FILE.")
     request = request_for(words, **job)
     jobs: list[tuple[int | None, ProfileRequest]] = [(size, _with_size(request, size)) for size in sizes]
-    named = gpus.replace(",", " ").split()
     found = []
     for size, one in jobs or [(None, request)]:
         text = f"imagining a GPU, batch {size}" if size is not None else "imagining a GPU"
@@ -88,6 +103,25 @@ def command(
         draw_sizes(found, output.console())
     else:
         draw_fit(found[0][1], output.console())
+    return EXIT_DONE
+
+
+def _load(output: Output, files: tuple[Path, ...], words: tuple[str, ...], gpus: list[str]) -> int:
+    from flatout.memory.load import load_files
+    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.report.load import draw_load
+
+    if words:
+        raise CallerMistake(
+            f"both --load and a script were given: {words[0]}",
+            expected="one or the other",
+            remedy=f"flatout fit --load {files[0]}",
+        )
+    found = load_files(files, gpus)
+    if output.as_json:
+        output.document("load", 1, found)
+    else:
+        draw_load(found, output.console())
     return EXIT_DONE
 
 

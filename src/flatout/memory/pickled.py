@@ -10,6 +10,7 @@ import dataclasses
 import io
 import pickletools
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -112,10 +113,13 @@ def read_pickle(stream: io.BytesIO, *, most: int = MOST_OPCODES) -> Pickled:
     """Follow one pickle to its end, or as far as `most` opcodes go; raises Malformed."""
     following = _Following()
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if count == most:
-                return following.result(is_whole=False)
-            following.step(opcode.name, argument)
+        with warnings.catch_warnings():
+            # Of backslashes in names.
+            warnings.simplefilter("ignore")
+            for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+                if count == most:
+                    return following.result(is_whole=False)
+                following.step(opcode.name, argument)
     except (ValueError, TypeError, LookupError, EOFError, OverflowError, struct.error) as error:
         raise Malformed(_words(error), following.result(is_whole=False).hostile) from error
     return following.result(is_whole=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from flatout.records.errors import CallerMistake
 from flatout.records.load import LoadFormat
 
+_LONGEST_PROBLEM = 1000
 _AGAIN = "copy or download it again, and compare its size with the original's"
 
 
@@ -45,7 +46,9 @@ class ModelFile:
 
 
 def fault(path: Path, problem: str, *, expected: str, remedy: str = _AGAIN) -> CallerMistake:
-    """What is wrong with a file of the user's, to be raised."""
+    """What is wrong with a file of the user's, to be raised; names in it can be as long as it likes."""
+    if len(problem) > _LONGEST_PROBLEM:
+        problem = problem[:_LONGEST_PROBLEM] + " ..."
     return CallerMistake(f"{path}: {problem}", expected=expected, remedy=remedy)
 
 

@@ -34,6 +34,8 @@ _NAMES_SHOWN = 5
 _PROTOCOL_OF_NAMES = 4
 # What leads out of a folder, or means something else to another reader.
 _ODD_NAME = re.compile(r"^/|\\|^[A-Za-z]:|[\x00-\x1f]|(^|/)\.\.(/|$)")
+# The pickle and the storages, whatever the folder is called that they are in.
+_DATA = re.compile(r"[^/]*/data(\.pkl|/.*)", re.DOTALL)
 _SAVE_AGAIN = "load it where it was made, and save it again with torch.save"
 _DO_NOT_LOAD = "do not load it; get the weights as .safetensors, which cannot carry code"
 
@@ -160,7 +162,8 @@ def _members(path: Path, size: int) -> dict[str, zipfile.ZipInfo]:
         if not problem and info.filename.lower() in folded:
             problem = "is there twice"
         # Members that lie over one another are how a small file pretends to be a large one.
-        if not problem and not reached <= info.header_offset <= size - _LOCAL_HEADER.size - info.file_size:
+        last = size - _LOCAL_HEADER.size - info.compress_size
+        if not problem and not reached <= info.header_offset <= last:
             problem = "lies outside of the file, or over another"
         if problem:
             raise fault(
@@ -170,7 +173,7 @@ def _members(path: Path, size: int) -> dict[str, zipfile.ZipInfo]:
                 remedy=_SAVE_AGAIN,
             )
         folded.add(info.filename.lower())
-        reached = info.header_offset + _LOCAL_HEADER.size + info.file_size
+        reached = info.header_offset + _LOCAL_HEADER.size + info.compress_size
     if not infos:
         raise fault(path, "it is an empty archive", expected="an archive that torch.save wrote")
     return {info.filename: info for info in infos}
@@ -190,7 +193,9 @@ def _problem(info: zipfile.ZipInfo) -> str:
         return "has a name that leads elsewhere"
     if info.flag_bits & _ENCRYPTED:
         return "is encrypted"
-    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+    # TorchScript compresses its code, which is neither read nor counted.
+    is_stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+    if not is_stored and _DATA.fullmatch(info.filename):
         return "is compressed"
     return ""
 
