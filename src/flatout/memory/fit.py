@@ -78,7 +78,7 @@ def fit_job(
             MemoryHolder(
                 where=_from_here(*held.place[:3]) if held.place[0] else "",
                 category=held.category,
-                operator=held.place[3].removeprefix("aten::"),
+                operator=held.place[3].removeprefix("aten::").lstrip("_").removesuffix("_for_cpu"),
                 size_bytes=held.size_bytes,
                 count=held.count,
             )

@@ -83,6 +83,7 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
             how="flatout.microbatch: the same gradients, a part at a time",
         )
         for parts in (2, 4, 8, 16)
+        if ledger.batch is None or parts <= ledger.batch
     ]
     found += [
         _on_top(

@@ -21,6 +21,8 @@ class LedgerFile:
     updates: int
     # In which types its products were computed.
     products: list[str] = dataclasses.field(default_factory=list)
+    # How many samples the script moved to the device at a time; None where it made them there.
+    batch: int | None = None
     # What was asked that depends on values: by kind, where and how often.
     guessed: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 

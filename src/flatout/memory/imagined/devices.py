@@ -51,6 +51,8 @@ def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -
         if moving[0]:
             ledger.take(other.untyped_storage(), moved=True)
             return other
+        if other.dim():
+            ledger.batch = int(other.shape[0])
         with on(wanted, 1):
             return other.clone()
 

@@ -32,6 +32,8 @@ class Ledger:
         self.guessed: dict[str, dict[str, int]] = {}
         # In which types its products were computed.
         self.products: set[str] = set()
+        # How many samples the script moved to the device last.
+        self.batch: int | None = None
 
     def has(self, storage: Any) -> bool:
         """Whether this memory is the device's."""
@@ -108,6 +110,7 @@ class Ledger:
             "updates": self._updates,
             "guessed": self.guessed,
             "products": sorted(self.products),
+            "batch": self.batch,
         }
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(document))
