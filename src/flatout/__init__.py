@@ -9,6 +9,9 @@ model, optimizer, loader = flatout.apply("flatout.toml", model, optimizer, loade
 for batch in flatout.prefetch(loader, "cuda"):             # the next batch travels meanwhile
     ...
 flatout.loader_settings(data_set, batch_size=32).settings  # how many workers, by trying
+
+step = flatout.Microbatch(loss_of, model)                  # splits a batch where memory runs out
+flatout.find_batch_size(loss_of, make_batch, model).size   # as fast as any, with memory to spare
 """
 
 import importlib
@@ -19,14 +22,28 @@ from flatout.records.version import __version__
 if TYPE_CHECKING:
     from flatout.entry.applying import apply
     from flatout.entry.loading import loader_settings, prefetch
+    from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
     from flatout.entry.tuning import tune
 
-__all__ = ["__version__", "apply", "loader_settings", "observe", "prefetch", "tune"]
+__all__ = [
+    "Microbatch",
+    "__version__",
+    "apply",
+    "find_batch_size",
+    "loader_settings",
+    "microbatch",
+    "observe",
+    "prefetch",
+    "tune",
+]
 
 _ROOMS = {
+    "Microbatch": "microbatching",
     "apply": "applying",
+    "find_batch_size": "microbatching",
     "loader_settings": "loading",
+    "microbatch": "microbatching",
     "observe": "observe",
     "prefetch": "loading",
 }

@@ -11,6 +11,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.levers.places import is_users_file
 from flatout.records.session import OUT_OF_MEMORY_FILE
 
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     from flatout.inside.session import Session
 
 _HOLDERS = 40
-# Of what torch and drivers say; by type comes first.
-_WORDS = (
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "can't allocate memory",
-    "not enough memory",
-)
 
 
 class AutopsyTap:
@@ -80,7 +73,7 @@ class AutopsyTap:
 
     def _at_the_end(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
-            if is_out_of_memory(self._session.torch, error) and not self._noted:
+            if is_out_of_memory(error) and not self._noted:
                 self._write({"message": str(error)[:2000], "on_gpu": self._session.on_gpu})
         except Exception as problem:  # noqa: BLE001 - the job has trouble enough
             self._session.fail("autopsy", problem)
@@ -95,14 +88,6 @@ class AutopsyTap:
         part.write_text(json.dumps(document))
         part.rename(path)
         self._noted = True
-
-
-def is_out_of_memory(torch: Any, error: BaseException) -> bool:
-    """By its type first; some libraries have nothing but words."""
-    kind = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
-    if isinstance(error, kind | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
 def owners(optimizers: list[Any], roots: list[Any]) -> dict[int, str]:

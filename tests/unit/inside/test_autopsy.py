@@ -1,13 +1,12 @@
 """What is noted when there is no memory left."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.inside.autopsy import held, is_out_of_memory, owners  # noqa: E402
+from flatout.inside.autopsy import held, owners  # noqa: E402
 
 MIB = 1 << 20
 
@@ -57,26 +56,3 @@ def test_what_is_no_activation_is_known_by_its_address() -> None:
     assert found[model.weight.untyped_storage().data_ptr()] == "parameters"
     assert found[model.weight.grad.untyped_storage().data_ptr()] == "gradients"
     assert sum(name == "optimizer" for name in found.values()) >= 4
-
-
-@pytest.mark.parametrize(
-    ("error", "is_it"),
-    [
-        (torch.OutOfMemoryError("anything"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
-        (MemoryError(), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_every_wording_is_known_and_nothing_else(error: BaseException, is_it: bool) -> None:
-    assert is_out_of_memory(torch, error) == is_it
-
-
-def test_an_older_torch_is_asked_by_the_older_name() -> None:
-    kind = type("OutOfMemoryError", (RuntimeError,), {})
-    old: Any = SimpleNamespace(cuda=SimpleNamespace(OutOfMemoryError=kind))
-    assert is_out_of_memory(old, kind("x"))

@@ -1,0 +1,183 @@
+"""Ranks that train together and must not part ways: what one meets with, all hear of.
+
+They agree on the host, through gloo: nobody waits for a device, and a device that is out of memory may have
+none left for a message.
+"""
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from flatout.records.errors import CallerMistake
+
+# Gradients that travel together, as DistributedDataParallel does it.
+_BUCKET_BYTES = 25 * 2**20
+# A group of hosts for each group that was ever asked for: making one is a collective of its own.
+_on_hosts: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+class Ranks:
+    """The ranks of a group; one alone where nothing is distributed."""
+
+    def __init__(self, group: Any = None) -> None:
+        import torch.distributed as dist
+
+        is_on = dist.is_available() and dist.is_initialized()
+        self._group = group if group is not None else (dist.group.WORLD if is_on else None)
+        self.count = dist.get_world_size(self._group) if is_on else 1
+        self.rank = dist.get_rank(self._group) if is_on else 0
+        # A rank that is not in the group is on its own.
+        self.alone = self.count <= 1
+
+    def largest(self, values: list[int]) -> list[int]:
+        """Of each value, the largest that any rank gave. All ranks must ask for it."""
+        if self.alone:
+            return values
+        import torch
+        import torch.distributed as dist
+
+        group, device = _host_group(self._group)
+        told = torch.tensor(values, dtype=torch.int64, device=device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
+        return [int(value) for value in told.tolist()]
+
+
+def _host_group(group: Any) -> tuple[Any, str]:
+    """A group of the same ranks that talks through gloo, and where its tensors must be."""
+    import torch.distributed as dist
+
+    if group not in _on_hosts:
+        made, device = group, "cpu"
+        # Never the group that was given: a step that was broken off may have left it in mid-sentence.
+        if dist.is_gloo_available():
+            ranks = dist.get_process_group_ranks(group)
+            made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        elif "nccl" in str(dist.get_backend(group)):
+            device = "cuda"
+        _on_hosts[group] = (made, device)
+    return _on_hosts[group]
+
+
+class Replicas:
+    """A model in DistributedDataParallel, whose ranks reduce gradients when all have them, not before.
+
+    DDP reduces during the backward pass. A rank that runs out in the middle of it leaves the others waiting
+    for good, so every attempt goes without, and one reduction follows when all ranks are through.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        made = _as_made(model)
+        self._wrapper: Any = made if isinstance(made, DistributedDataParallel) else None
+        self.gradients: list[Any] = []
+        if self._wrapper is None:
+            return
+        if self._wrapper._comm_hooks:  # noqa: SLF001
+            raise CallerMistake(
+                "a DistributedDataParallel with a communication hook",
+                expected="gradients that are averaged over the ranks, and nothing more",
+                remedy="leave the hook out",
+            )
+        # Within the user's own `no_sync` nothing is reduced.
+        if self._wrapper.require_backward_grad_sync:
+            ignored = self._wrapper.parameters_to_ignore
+            named = self._wrapper.module.named_parameters()
+            self.gradients = [one for name, one in named if one.requires_grad and name not in ignored]
+
+    def has_gradients(self) -> list[int]:
+        """For each parameter whether it got a gradient here."""
+        return [int(parameter.grad is not None) for parameter in self.gradients]
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, the model speaks to no other rank. All ranks must enter together."""
+        wrapper = self._wrapper
+        if wrapper is None:
+            yield
+            return
+        # DDP hands out the first rank's buffers at the first forward, which a rank may not live to see.
+        if wrapper._check_sync_bufs_pre_fwd():  # noqa: SLF001
+            wrapper._sync_buffers()  # noqa: SLF001
+        found, wrapper.require_forward_param_sync = wrapper.require_forward_param_sync, False
+        try:
+            with wrapper.no_sync():
+                yield
+        finally:
+            wrapper.require_forward_param_sync = found
+
+    def average(self, anywhere: list[int]) -> None:
+        """Gradients averaged over the ranks, for each parameter that has one anywhere."""
+        if self._wrapper is None:
+            return
+        import torch
+
+        wanted = [one for one, has in zip(self.gradients, anywhere, strict=True) if has]
+        with torch.no_grad():
+            for parameter in wanted:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            for bucket in _buckets([parameter.grad for parameter in wanted]):
+                _average(bucket, self._wrapper.process_group)
+
+
+def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
+    """Neighbours of one kind, up to what travels together."""
+    bucket: list[Any] = []
+    held = 0
+    for gradient in gradients:
+        its = gradient.numel() * gradient.element_size()
+        alike = bucket and (bucket[0].dtype, bucket[0].device) == (gradient.dtype, gradient.device)
+        if bucket and (not alike or gradient.is_sparse or bucket[0].is_sparse or held + its > _BUCKET_BYTES):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(gradient)
+        held += its
+    if bucket:
+        yield bucket
+
+
+def _average(bucket: list[Any], group: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    count = dist.get_world_size(group)
+    if len(bucket) == 1 and (bucket[0].is_sparse or bucket[0].is_contiguous()):
+        dist.all_reduce(bucket[0].div_(count), group=group)
+        return
+    flat: Any = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(count)
+    dist.all_reduce(flat, group=group)
+    for gradient, new in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+        gradient.copy_(new.view(gradient.shape))
+
+
+def refuse_what_strands(module: Any) -> None:
+    """Models that speak to other ranks in mid-step: a rank that runs out there strands the others."""
+    import torch.distributed as dist
+
+    if module is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = () if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+    below = list(module.modules())
+    if any(isinstance(one, sharded) for one in below):
+        raise CallerMistake(
+            f"a sharded model ({type(module).__qualname__})",
+            expected="one that each rank holds whole: plain, or in DistributedDataParallel",
+            remedy="choose a batch that fits: `flatout fit` says what it takes",
+        )
+    if any(isinstance(one, DistributedDataParallel) and one is not _as_made(module) for one in below):
+        raise CallerMistake(
+            f"a DistributedDataParallel inside of {type(module).__qualname__}",
+            expected="one that wraps the whole model",
+            remedy="give the DistributedDataParallel itself as the model",
+        )
+
+
+def _as_made(model: Any) -> Any:
+    """Without torch.compile around it."""
+    return getattr(model, "_orig_mod", model)
