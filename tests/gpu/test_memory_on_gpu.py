@@ -1,0 +1,140 @@
+"""Out of memory on a real GPU: the autopsy names it, its first fix makes it fit, a batch recovers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flatout  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+# Blocks that keep about `--gib` of activations in all.
+BLOCKS = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--steps", type=int, default=6)
+chosen = parser.parse_args()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))  # here
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(16))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+torch.manual_seed(0)
+model = Model().to("cuda")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(chosen.steps):
+    x = torch.randn(chosen.batch_size, 1024, 1024).to("cuda")
+    loss = model(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item(), flush=True)
+"""
+LINE = 1 + next(number for number, text in enumerate(BLOCKS.splitlines()) if text.endswith("# here"))
+
+
+def ran(*words: str, folder: Path) -> Any:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def too_large() -> int:
+    """A batch whose activations are a quarter more than the device has: 16 blocks, 9 values of 1024 each."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    return round(1.25 * total / (16 * 9 * 1024 * 1024 * 4))
+
+
+@pytest.mark.timeout(300)
+def test_the_autopsy_names_it_and_the_job_goes_on_with_what_fits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BLOCKS)
+    words = ("run", "--json", "--as-written", "train.py", "--batch-size", str(too_large()))
+    done = ran(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [path] = (tmp_path / ".flatout" / "runs").glob("*/autopsy.json")
+    autopsy = json.loads(path.read_text())
+    found = autopsy["found"]
+    assert max(found["parts"], key=found["parts"].get) == "activations"
+    assert f"train.py:{LINE} in forward" in found["holders"][0]["where"]
+    assert found["phase"] == "forward"
+    assert autopsy["fixes"]
+    assert "block-checkpointing" in " ".join(json.loads(done.stdout)["levers"])
+    assert done.stderr.count("loss ") == 6
+
+
+@pytest.mark.timeout(200)
+def test_a_batch_that_runs_out_goes_through_in_parts_and_learns_the_same() -> None:
+    def model_of() -> Any:
+        torch.manual_seed(0)
+        blocks = (
+            torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024))
+            for _ in range(8)
+        )
+        return torch.nn.Sequential(*blocks).to("cuda")
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    samples = round(1.4 * total / (8 * 9 * 1024 * 4)) // 64 * 64
+    batch = torch.randn(samples, 1024, device="cuda")
+    model, other = model_of(), model_of()
+    optimizer, twin = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, other))
+    step = flatout.Microbatch(lambda part: model(part).pow(2).mean(), model)
+    losses, expected = [], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        done = step(batch)
+        optimizer.step()
+        losses.append(float(done.loss))
+        twin.zero_grad()
+        whole = 0.0
+        for part in batch.chunk(16):
+            loss = other(part).pow(2).mean() / 16
+            loss.backward()
+            whole += float(loss)
+        twin.step()
+        expected.append(whole)
+    assert done.parts > 1
+    assert step.size is not None
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.timeout(300)
+def test_what_fit_predicts_is_what_is_reserved(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BLOCKS + "\nprint(torch.cuda.max_memory_reserved())\n")
+    predicted = json.loads(ran("fit", "--json", "train.py", "--batch-size", "32", folder=tmp_path).stdout)
+    words = [sys.executable, "train.py", "--batch-size", "32"]
+    measured = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert predicted["reserved_bytes"] == pytest.approx(int(measured.split()[-1]), rel=0.02)
