@@ -10,6 +10,7 @@ for batch in flatout.prefetch(loader, "cuda"):             # the next batch trav
     ...
 flatout.loader_settings(data_set, batch_size=32).settings  # how many workers, by trying
 
+flatout.fit(make_model, make_batch).reserved_bytes         # what it would take on a GPU, without one
 step = flatout.Microbatch(loss_of, model)                  # splits a batch where memory runs out
 flatout.find_batch_size(loss_of, make_batch, model).size   # as fast as any, with memory to spare
 """
@@ -21,6 +22,7 @@ from flatout.records.version import __version__
 
 if TYPE_CHECKING:
     from flatout.entry.applying import apply
+    from flatout.entry.fitting import fit
     from flatout.entry.loading import loader_settings, prefetch
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "apply",
     "find_batch_size",
+    "fit",
     "loader_settings",
     "microbatch",
     "observe",
@@ -42,6 +45,7 @@ _ROOMS = {
     "Microbatch": "microbatching",
     "apply": "applying",
     "find_batch_size": "microbatching",
+    "fit": "fitting",
     "loader_settings": "loading",
     "microbatch": "microbatching",
     "observe": "observe",

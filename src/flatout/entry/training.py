@@ -3,20 +3,14 @@
 python -m flatout.entry.training MODULE_OR_FILE NAME
 """
 
-import importlib
-import runpy
 import sys
-from typing import Any
+
+from flatout.entry.importable import import_again
 
 
 def main(place: str, name: str) -> None:
     """Train."""
-    if place.endswith(".py"):
-        # As multiprocessing does it: the script's own `if __name__ == "__main__"` must not run.
-        build: Any = runpy.run_path(place, run_name="__flatout_main__")[name]
-    else:
-        build = getattr(importlib.import_module(place), name)
-    model, optimizer, loader, loss_of = build()
+    model, optimizer, loader, loss_of = import_again(place, name)()
     while True:
         came = False
         for batch in loader:

@@ -1,11 +1,11 @@
 """`flatout.tune`: the closed loop from Python, for training that is a function and no script."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
+from flatout.entry.importable import where_found
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.index import RunIndex
 from flatout.records.places import PROJECT_FOLDER
@@ -54,7 +54,7 @@ def tune(
     insist_on_known_levers(only=only, skip=skip)
     if goal not in get_args(Goal):
         raise UnknownName("goal", goal, get_args(Goal))
-    module, name, path = _where(build)
+    module, name, path = where_found(build)
     command = (sys.executable, "-m", "flatout.entry.training", path or module, name)
     job = ProfileRequest(
         command=JobCommand(command, own_python=True, given=command),
@@ -70,24 +70,3 @@ def tune(
     finally:
         RunIndex(root, notice=lambda _text: None).add(folder.manifest)
     return tuning
-
-
-def _where(build: Any) -> tuple[str, str, str]:
-    """Module and name under which another process finds it; the file where the module is a script."""
-    module, name = getattr(build, "__module__", ""), getattr(build, "__qualname__", "")
-    if not inspect.isfunction(build) or "<" in name or "." in name or not module:
-        raise CallerMistake(
-            f"{build!r} cannot be found by another process",
-            expected="a function at the top of a module or script",
-            remedy="move it there; what it needs, it can read from arguments or the environment",
-        )
-    if module != "__main__":
-        return module, name, ""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
-        raise CallerMistake(
-            f"{name} was typed into a notebook or a prompt: no other process can find it",
-            expected="a function in a file",
-            remedy="write it into a module beside the notebook, and import it",
-        )
-    return module, name, str(Path(file).resolve())

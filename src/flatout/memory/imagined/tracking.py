@@ -10,7 +10,10 @@ from flatout.memory.imagined.scratch import scratch_of
 # the thread in which gradients are computed. With a bias it is another library that is asked, with its own.
 _WORKSPACE_BYTES = 32 << 20
 _WORKSPACE_WITH_BIAS_BYTES = 1 << 20
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+_PRODUCTS = (
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"),
+    *("aten::linear", "aten::matmul"),  # whole, where nothing is kept for a way back
+)
 _WITH_BIAS = ("aten::addmm",)
 # Holders of a storage and of a tensor that autograd alone keeps, while we look at it.
 _OURS_AND_ONE, _NAMES_AND_ONE = 2, 4
@@ -42,7 +45,7 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
                 wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
             )
             if on_device and name in _PRODUCTS:
-                ledger.products.add(str(args[-1].dtype).removeprefix("torch."))
+                ledger.products.add(str(args[1].dtype).removeprefix("torch."))
                 self._ask_for_workspace("product", _WORKSPACE_BYTES, name)
                 if name in _WITH_BIAS:
                     self._ask_for_workspace("with bias", _WORKSPACE_WITH_BIAS_BYTES, name)
