@@ -177,3 +177,35 @@ def test_batch_sizes_of_a_script_without_an_option(flatout: Run, tmp_path: Path)
     assert done.returncode == 2
     assert "no option for its batch size" in done.stderr
     assert flatout("fit", "--batch", "8,x", "train.py").returncode == 2
+
+
+def test_a_language_model_by_its_configuration(flatout: Run, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+    }
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(config))
+    done = flatout("fit", "--json", "--hf", "small/config.json", "--context", "128", "--gpu", "t4")
+    assert done.returncode == 0, done.stderr
+    training, lora, inference = (row["fit"] for row in json.loads(done.stdout)["models"])
+    assert training["parts"]["optimizer"] == pytest.approx(2 * training["parts"]["parameters"], rel=0.01)
+    assert 0 < lora["parts"]["optimizer"] < training["parts"]["optimizer"]
+    assert lora["parts"]["parameters"] > inference["parts"]["parameters"] > 0
+    assert flatout("fit", "--hf", "nothing").returncode == 2
+
+
+def test_what_loading_takes(flatout: Run, tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    done = flatout("fit", "--json", "--load", "m.safetensors", "--gpu", "t4")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["schema"] == "flatout.load/1"
+    assert flatout("fit").returncode == 2
+    assert flatout("fit", "--load", "m.safetensors", "train.py").returncode == 2

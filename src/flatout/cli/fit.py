@@ -23,6 +23,22 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 @click.command("fit", short_help=COMMANDS["fit"].purpose, context_settings=JOB_SETTINGS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.option(
+    "--hf",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="CONFIG",
+    help="A language model of transformers by its config.json, without weights; several make a table.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=2048,
+    show_default=True,
+    metavar="TOKENS",
+    help="With --hf: how long a sequence is.",
+)
+@click.option(
     "--load",
     "files",
     multiple=True,
@@ -56,6 +72,8 @@ def command(
     max_memory: int | None,
     sizes: list[int],
     files: tuple[Path, ...],
+    configs: tuple[Path, ...],
+    context: int,
     **job: Any,
 ) -> int:
     """Will it fit, and on which GPUs; no GPU needed.
@@ -74,6 +92,7 @@ def command(
       flatout fit --max-memory 24GiB train.py
       flatout fit --batch 8,16,32 train.py
       flatout fit --load model.safetensors --gpu l4
+      flatout fit --hf llama/config.json --hf qwen/ --batch 1,8 --context 4096 --gpu l4,h100-80gb-sxm
       flatout fit --json train.py | jq .reserved_bytes
     """
     from flatout.memory.fit import fit_job
@@ -83,6 +102,8 @@ def command(
     named = gpus.replace(",", " ").split()
     if files:
         return _load(output, files, words, named)
+    if configs:
+        return _models(output, configs, sizes or [1], context, named, job)
     if not words:
         raise click.UsageError("Missing argument 'SCRIPT [ARGS]...', or --load FILE.")
     request = request_for(words, **job)
@@ -103,6 +124,52 @@ def command(
         draw_sizes(found, output.console())
     else:
         draw_fit(found[0][1], output.console())
+    return EXIT_DONE
+
+
+def _models(
+    output: Output,
+    configs: tuple[Path, ...],
+    sizes: list[int],
+    context: int,
+    gpus: list[str],
+    job: dict[str, Any],
+) -> int:
+    """Each model for each use, with each batch: a table."""
+    from flatout.memory.fit import fit_job
+    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.report.fit import draw_models
+
+    for path in configs:
+        if not (path / "config.json" if path.is_dir() else path).is_file():
+            raise CallerMistake(
+                f"{path}: there is no such configuration",
+                expected="a config.json of a model of transformers, or the folder that it lies in",
+                remedy="it is the small file beside a model's weights",
+            )
+    job = {**job, "as_module": True}
+    rows = []
+    for path in configs:
+        for use in ("training", "lora", "inference"):
+            for size in sizes:
+                words = ("flatout.entry.hugging_face_job", str(path), use, str(size), str(context))
+                text = f"imagining {path.name}, {use}, batch {size}"
+                with new_run(output, "fit") as folder, output.progress(text) as progress:
+                    fit = fit_job(
+                        request_for(words, **job),
+                        folder.manifest.id,
+                        folder.path,
+                        progress,
+                        gpus=gpus,
+                        look_for_ways=False,
+                    )
+                    folder.write("fit", 1, fit)
+                name = path.parent.name if path.name == "config.json" else path.name
+                rows.append({"model": name, "use": use, "batch": size, "context": context, "fit": fit})
+    if output.as_json:
+        output.document("fit", 1, {"models": rows})
+    else:
+        draw_models(rows, output.console())
     return EXIT_DONE
 
 

@@ -1,6 +1,6 @@
 """The script behind `flatout.fit(model, batch)`: trains a model on one batch, until it is told to stop.
 
-python -m flatout.entry.imagining OPTIMIZER MODEL_PLACE MODEL_NAME BATCH_PLACE BATCH_NAME [PLACE NAME of a loss]
+python -m flatout.entry.imagining OPTIMIZER MODEL_PLACE MODEL_NAME BATCH_PLACE BATCH_NAME [LOSS_PLACE NAME]
 """
 
 import sys

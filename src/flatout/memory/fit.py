@@ -45,6 +45,7 @@ def fit_job(
     *,
     gpus: Sequence[str] = (),
     max_memory_bytes: int | None = None,
+    look_for_ways: bool = True,
 ) -> Fit:
     """Run the script on an imagined GPU; raises JobFailed where that cannot be.
 
@@ -62,7 +63,7 @@ def fit_job(
     replayed = replay(ledger)
     options = tuple(option_of(one, AS_WRITTEN, ledger, replayed, _price(one.id)) for one in budgets)
     short = [one for one, option in zip(budgets, options, strict=True) if option.fits is not True]
-    found = plan(ledger, short, imaginer.ledger, _price) if short and is_asked else None
+    found = plan(ledger, short, imaginer.ledger, _price) if short and is_asked and look_for_ways else None
     where = _from_here(*replayed.place[:3]) if replayed.place else None
     return Fit(
         run=run,

@@ -1,6 +1,7 @@
 """`fit` for a terminal: the peak, what holds it, where there is room for it, and what would make some."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,7 @@ _BAR = 24
 _LINES = 6
 _WIDTH, _HEIGHT = 64, 4
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_MARKS = {True: ("fits", "green"), False: ("no", "red"), None: ("?", "yellow")}
 
 
 def draw_fit(fit: Fit, console: Console) -> None:
@@ -42,12 +44,29 @@ def draw_sizes(fits: Sequence[tuple[int | None, Fit]], console: Console) -> None
         table.add_column(name, justify="right")
     for option in fits[0][1].options:
         table.add_column(option.gpu)
-    marks = {True: ("fits", "green"), False: ("no", "red"), None: ("?", "yellow")}
     for size, fit in fits:
         cells = (str(size), memory_size(fit.peak_bytes), memory_size(fit.reserved_bytes))
-        verdicts = (line(*marks[option.fits]) for option in fit.options)
+        verdicts = (line(*_MARKS[option.fits]) for option in fit.options)
         table.add_row(*map(line, cells), *verdicts)
     console.print(table)
+    console.print(line("no GPU was used; ? is too close to say", "dim"))
+
+
+def draw_models(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Models by their configuration: for each use what it takes, and where that fits."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("model", "use", "batch", "needed"):
+        table.add_column(name, justify="left" if name in ("model", "use") else "right")
+    for option in rows[0]["fit"].options:
+        table.add_column(option.gpu)
+    for row in rows:
+        fit = row["fit"]
+        needed = memory_size(fit.options[0].peak_bytes)
+        cells = (inert(row["model"]), row["use"], str(row["batch"]), needed)
+        table.add_row(*map(line, cells), *(line(*_MARKS[option.fits]) for option in fit.options))
+    console.print(table)
+    console.print(line(f"{rows[0]['context']} tokens a sequence; training is AdamW in bf16 autocast", "dim"))
+    console.print(line("lora: rank 16 beside every projection; inference: keys and values are kept", "dim"))
     console.print(line("no GPU was used; ? is too close to say", "dim"))
 
 

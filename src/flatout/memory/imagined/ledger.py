@@ -51,6 +51,8 @@ class Ledger:
         self._on_host.discard(storage)
         self._count += 1
         number = self._numbers[storage] = self._count
+        if moved:  # with its module: frozen or not, no optimizer may know of it
+            self._owners.setdefault("parameters", []).append(number)
         if storage.nbytes():
             self._events.append([number, storage.nbytes(), self._place(operator)])
             self._until_the_end_of(storage, number)
