@@ -1,11 +1,16 @@
 """`flatout fit`: unmodified scripts on a GPU that is only imagined."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
+from flatout.records.fit import Fit
+from flatout.report.fit import draw_fit
 from tests.e2e.conftest import Run
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +163,9 @@ def test_what_does_not_fit_is_told_how_it_could(flatout: Run, tmp_path: Path) ->
     assert all(one["is_tight"] or one["peak_bytes"] <= 1500 * MIB for one in fitting)
     assert found["least_bytes"] < option["peak_bytes"]
     assert found["holders"][0]["where"].startswith("train.py:")
-    drawn = flatout("fit", "--max-memory", "1500MiB", "train.py").stdout
+    console = Console(record=True, width=100, file=io.StringIO())
+    draw_fit(msgspec.convert({name: found[name] for name in found if name != "schema"}, Fit), console)
+    drawn = console.export_text()
     assert "what makes it fit into" in drawn
     assert "activations, by line" in drawn
 

@@ -107,10 +107,16 @@ def test_a_number_that_a_device_has_not_delivered_leaves_its_place_open(make: Ma
     assert second[3] != second[3]
 
 
+def writers() -> set[threading.Thread]:
+    """Also those of tests that ran in this process before."""
+    return {thread for thread in threading.enumerate() if thread.name == "flatout-writer"}
+
+
 def test_a_paused_writer_has_no_thread_and_goes_on_where_it_was(make: Make, log: EventLog) -> None:
+    before = writers()
     writer = make()
     writer.pause()
-    assert "flatout-writer" not in [thread.name for thread in threading.enumerate()]
+    assert writers() == before
     log.add(("step", 1))
     time.sleep(0.05)
     assert events_in(writer) == []
@@ -119,8 +125,9 @@ def test_a_paused_writer_has_no_thread_and_goes_on_where_it_was(make: Make, log:
 
 
 def test_the_thread_never_keeps_a_process_alive(make: Make) -> None:
+    before = writers()
     make()
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "flatout-writer"]
+    [thread] = writers() - before
     assert thread.daemon
 
 
