@@ -34,6 +34,9 @@ _WAITING = {
     "cuda::stream_synchronize": ("cudaStreamSynchronize",),
     "cuda::event_synchronize": ("cudaEventSynchronize",),
 }
+# Of the idle time in a recording, what a timed step has of it: so much where the profiler lengthened
+# everything, so much where it lengthened little.
+_ALL_LONGER, _HARDLY_LONGER = 0.4, 0.8
 
 
 def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], peaks: Peaks) -> Profile:
@@ -133,6 +136,8 @@ def waterfall(taps: Sequence[Share], trace: TraceSummary, step: StepTimes) -> tu
 
     Kernels take as long under a profiler as without; the host does not. So what the device idles is what is
     left of the timed step: first what the loop waits for data, by the taps, the rest as in the recording.
+    A profiler lengthens gaps between launches with every operator, and what follows a wait for the device
+    hardly, where that is the script's own doing: unless it lengthened everything, those stay as recorded.
     """
     recorded = {share.part: share.ms for share in trace.waterfall}
     busy = {part: recorded[part] for part in _BUSY if recorded.get(part)}
@@ -144,8 +149,16 @@ def waterfall(taps: Sequence[Share], trace: TraceSummary, step: StepTimes) -> tu
     waits = next((share.ms for share in taps if share.part == "input_wait"), 0.0)
     parts["input_wait"] = min(idle_ms, waits)
     rest = idle_ms - parts["input_wait"]
-    others = {part: recorded.get(part, 0.0) for part in ("sync_stall", "launch_gap", "unattributed")}
+    stalls = recorded.get("sync_stall", 0.0)
+    others = {part: recorded.get(part, 0.0) for part in ("launch_gap", "unattributed")}
     total = sum(others.values())
+    if stalls:
+        left = rest / (stalls + total)
+        kept = min(1.0, max(0.0, (left - _ALL_LONGER) / (_HARDLY_LONGER - _ALL_LONGER)))
+        # Where there was nothing else, all of it follows waits.
+        as_recorded = min(rest, stalls) if total else rest
+        parts["sync_stall"] = kept * as_recorded + (1 - kept) * stalls * left
+        rest -= parts["sync_stall"]
     for part, ms in others.items():
         parts[part] = rest * ms / total if total else (rest if part == "unattributed" else 0.0)
     return tuple(Share(part=part, ms=ms, share=ms / step.mean) for part, ms in parts.items() if ms > 0)

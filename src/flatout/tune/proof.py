@@ -101,14 +101,15 @@ class Proof:
         as_written: Run = ("as written", (), 0.0, 0)
         if {BY_ID[choice.id].safety for choice in chosen} == {"exact"}:
             # What is the same bit for bit needs no measure of rounding.
-            reference, candidate = self._run([as_written, ("plan", chosen, 0.0, 0)])
+            candidate, reference = self._run([("plan", chosen, 0.0, 0), as_written])
             self.pairing, self.roundoff, self._reference = dict(reference.pairing), roundoff, reference
             same = bit_for_bit(reference, candidate)
             if same is not None:
                 return chosen, same
             others = self._run(twins)
         else:
-            reference, *others, candidate = self._run([as_written, *twins, ("plan", chosen, 0.0, 0)])
+            # The plan may have to compile: where not all run at once, that must not come last.
+            candidate, reference, *others = self._run([("plan", chosen, 0.0, 0), as_written, *twins])
         self.pairing, self.roundoff, self._reference = dict(reference.pairing), roundoff, reference
         evidence = NOT_NEEDED
         for attempt in range(_ROUNDS):

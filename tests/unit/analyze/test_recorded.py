@@ -45,6 +45,13 @@ def summary(**parts: float) -> TraceSummary:
     )
 
 
+def test_what_follows_a_wait_stays_as_recorded_where_the_profiler_lengthened_little() -> None:
+    recorded = summary(matmul=8.0, launch_gap=4.0, sync_stall=10.5)
+    parts = {share.part: share.ms for share in waterfall((), recorded, STEP)}
+    assert parts["sync_stall"] == pytest.approx(10.5)
+    assert parts["launch_gap"] == pytest.approx(1.5)
+
+
 def test_the_device_works_as_recorded_and_idles_for_the_rest_of_the_timed_step() -> None:
     # Under the profiler the host was so slow that the step took 50 ms.
     recorded = summary(matmul=6.0, memory_bound=2.0, launch_gap=30.0, sync_stall=10.0, input_wait=2.0)
