@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", help="a folder for the result file")
     chosen = parser.parse_args()
     results = []
+    out = str(Path(chosen.out) / "ground-truth.json") if chosen.out else None
     for name in chosen.cases or CASES:
         result = run_case(name)
         results.append(result)
@@ -174,8 +175,8 @@ def main() -> None:
             f"{name}: {codes[:4]}, on the line: {on_line} {figures} {result.get('failed', '')[-300:]}",
             flush=True,
         )
-    out = str(Path(chosen.out) / "ground-truth.json") if chosen.out else None
-    write("ground-truth", {"cases": results}, out)
+        # After each: a device may be taken away before the last.
+        write("ground-truth", {"cases": results}, out)
 
 
 if __name__ == "__main__":

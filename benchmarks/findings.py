@@ -1,0 +1,83 @@
+"""What `flatout profile` says of unmodified scripts: their waterfall, and the findings with their lines.
+
+    python -m benchmarks.findings [CASE ...] --scripts FOLDER [--out FOLDER]
+
+The scripts of others (minGPT, pytorch/examples, nanoGPT) are expected under --scripts.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import write
+from benchmarks.tuning import CASES
+
+ROOT = Path(__file__).parents[1]
+_USUAL = ("gpt-124m", "chargpt-mini", "imagenet")
+_KEPT = ("step_ms", "waterfall", "floors", "mfu", "device_use", "unknown")
+
+
+def profiled(name: str, scripts: Path) -> dict[str, Any]:
+    """One script, as it is."""
+    case = CASES[name]
+    folder = scripts / case["folder"] if "folder" in case else None
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    if "python_path" in case:
+        paths.append(str(scripts / case["python_path"]))
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run(
+            [sys.executable, "-m", "flatout", "profile", "--json", "--seconds", "5", *case["words"].split()],
+            cwd=folder or elsewhere,
+            env={**os.environ, "PYTHONPATH": ":".join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return {"case": name, "failed": done.stderr[-1000:]}
+    findings = [
+        {
+            "code": one["code"],
+            "title": one["title"],
+            "predicted_speedup": one["predicted_speedup"],
+            "where": [f"{Path(place['file']).name}:{place['line']}" for place in one["where"][:3]],
+        }
+        for one in found["findings"]
+    ]
+    return {"case": name, **{key: found.get(key) for key in _KEPT}, "findings": findings}
+
+
+def main() -> None:
+    """Profile them, and say what is largest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--scripts", type=Path, default=Path())
+    parser.add_argument("--out", help="a folder for the result file")
+    chosen = parser.parse_args()
+    out = str(Path(chosen.out) / "findings.json") if chosen.out else None
+    rows = []
+    for name in chosen.cases or _USUAL:
+        row = profiled(name, chosen.scripts.resolve())
+        rows.append(row)
+        shares = sorted(row.get("waterfall") or (), key=lambda share: -share["ms"])
+        told = [f"{share['part']} {share['share']:.0%}" for share in shares[:3]]
+        print(
+            name,
+            told,
+            [one["code"] for one in row.get("findings", ())],
+            row.get("failed", "")[-200:],
+            flush=True,
+        )
+        # After each: a device may be taken away before the last.
+        write("findings", {"rows": rows}, out)
+
+
+if __name__ == "__main__":
+    main()
