@@ -36,6 +36,7 @@ def test_the_knee_was_run_and_nothing_else_is_named(flatout: Run, tmp_path: Path
     assert 16 <= found["best"] <= 32
     assert found["option"] == "--batch-size"
     assert "learning rate" in found["consequence"]
+    assert f"batch {found['best']}:" in flatout("report", found["run"]).stdout
 
 
 def test_a_batch_that_cannot_be_changed(flatout: Run, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_job_that_runs_out_says_so_and_ends_as_it_would(flatout: Run, tmp_path
     assert "out of memory: more was asked for after 5 updates" in done.stderr
     [path] = (tmp_path / ".flatout" / "runs").glob("*/autopsy.json")
     assert json.loads(path.read_text())["found"]["updates"] == 5
+    assert "out of memory: more was asked for" in flatout("report", path.parent.name).stdout
 
 
 def test_a_job_that_fails_otherwise_has_no_autopsy(flatout: Run, tmp_path: Path) -> None:

@@ -33,8 +33,11 @@ def command(output: Output, run: str | None, folder: Path) -> None:
       flatout report 20261115-031500-limits-4f2a9c
       flatout report ~/from-cluster/20261115-031500-limits-4f2a9c --json
     """
+    from flatout.records.autopsy import Autopsy
+    from flatout.records.batch import BatchSizes
     from flatout.records.check import CheckReport
     from flatout.records.errors import CallerMistake
+    from flatout.records.fit import Fit
     from flatout.records.index import RunIndex
     from flatout.records.limits import Limits
     from flatout.records.machine import DoctorReport
@@ -43,8 +46,11 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.records.runs import find_run
     from flatout.records.trace import TraceSummary
     from flatout.records.tuning import Tuning
+    from flatout.report.autopsy import draw_autopsy
+    from flatout.report.batch import draw_batch
     from flatout.report.check import draw_check
     from flatout.report.doctor import draw_doctor
+    from flatout.report.fit import draw_fit
     from flatout.report.limits import draw_limits
     from flatout.report.profile import draw_profile
     from flatout.report.running import draw_run
@@ -77,6 +83,9 @@ def command(output: Output, run: str | None, folder: Path) -> None:
         "check": (CheckReport, draw_check),
         "tune": (Tuning, draw_tuning),
         "job": (JobRun, draw_run),
+        "fit": (Fit, draw_fit),
+        "batch": (BatchSizes, draw_batch),
+        "autopsy": (Autopsy, draw_autopsy),
     }
     for name in found.manifest.documents:
         if name in drawers:
