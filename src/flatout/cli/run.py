@@ -60,6 +60,7 @@ def command(
       flatout run --as-written --every 5000 train.py
       flatout run -- torchrun --nproc-per-node 2 train.py
     """
+    import functools
     import os
     import signal
 
@@ -80,33 +81,24 @@ def command(
     for text in dropped:
         output.notice(f"flatout: {text}")
     with new_run(output, "run") as folder:
-        done = run_job(
-            plan,
-            request.command,
-            folder.manifest.id,
-            folder.path,
+        run = functools.partial(
+            run_job,
+            command=request.command,
+            run=folder.manifest.id,
+            folder=folder.path,
             output_to_stderr=output.as_json,
             environment=dict(request.environment),
             watch_every=every or 0,
             on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
         )
+        done = run(plan)
         folder.write("job", 1, done)  # "run" is the manifest's name
         if done.exit_code:
             found = _out_of_memory(output, request, folder)
             better = plan_after(plan, found) if found is not None and restart else None
             if better is not None:
                 output.notice(f"flatout: starting once more, with {better.levers[-1].words()}")
-                done = run_job(
-                    better,
-                    request.command,
-                    folder.manifest.id,
-                    folder.path,
-                    again=True,
-                    output_to_stderr=output.as_json,
-                    environment=dict(request.environment),
-                    watch_every=every or 0,
-                    on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
-                )
+                done = run(better, again=True)
                 folder.write("job", 1, done)
     if output.as_json:
         output.document("run", 1, done)
