@@ -15,7 +15,7 @@ import flatout  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
-# Blocks that keep about `--gib` of activations in all.
+# Blocks that keep nine values for each that goes through.
 BLOCKS = """
 import argparse
 import torch

@@ -5,25 +5,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.analyze.steps import read_ranks
 from flatout.hardware.catalogue import price_table, select
+from flatout.memory.imagining import Imaginer, largest_ledger
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, option_of, plan
 from flatout.memory.replaying import Replayed, replay
 from flatout.memory.strategies import AS_WRITTEN
 from flatout.records.errors import JobFailed
 from flatout.records.fit import Fit, MemoryHolder
-from flatout.records.ledger import LedgerFile, read_ledger
-from flatout.records.plan import Choice
-from flatout.records.session import RANKS_FOLDER
+from flatout.records.ledger import LedgerFile
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
-from flatout.runtime.progress import StopRule
-from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
+from flatout.runtime.trial import OnProgress
 
-# States of optimizers come with the first update, and stand beside activations in the second.
-_UPDATES = 3
+# Updates, for an optimizer's states to stand beside activations.
 _ENOUGH = 2
 _HOLDERS = 12
 USUAL = ("t4", "l4", "rtx4090", "a100-40gb-sxm", "l40s", "a100-80gb-sxm", "h100-80gb-sxm", "h200-sxm")
@@ -57,7 +53,7 @@ def fit_job(
         budgets.append(GivenBudget(memory_size(max_memory_bytes), max_memory_bytes))
     is_asked = bool(budgets)
     budgets = budgets or list(select(USUAL))
-    imaginer = _Imaginer(request, folder / TRIALS_FOLDER, on_progress)
+    imaginer = Imaginer(request, folder / TRIALS_FOLDER, on_progress)
     trial, place = imaginer.run(())
     ledger = _ledger_of(trial, place, request.command)
     replayed = replay(ledger)
@@ -94,57 +90,9 @@ def fit_job(
     )
 
 
-class _Imaginer:
-    """Runs the job on imagined GPUs, one after the other."""
-
-    def __init__(self, request: ProfileRequest, folder: Path, on_progress: OnProgress) -> None:
-        self._request = request
-        self._folder = folder
-        self._tell = on_progress
-        self._count = 0
-
-    def run(self, levers: tuple[Choice, ...]) -> tuple[Trial, Path]:
-        """As written, or under levers."""
-        self._count += 1
-        names = ", ".join(choice.words() for choice in levers)
-        place = self._folder / f"{self._count}-imagined"
-        plan = TrialPlan(
-            name=f"imagined with {names}" if levers else "imagined",
-            command=self._request.command,
-            # The last is cut off, whether it is in the ledger or not.
-            stop=StopRule(updates=_UPDATES + 1),
-            order={
-                "imagine": True,
-                "taps": ["steps", "forward"] if levers else ["steps"],
-                "levers": [choice.order() for choice in levers],
-                # Workers are processes of their own, in which nothing is imagined.
-                "loader": {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None},
-            },
-            startup_s=self._request.startup_s,
-            silence_s=self._request.silence_s,
-            environment={**self._request.environment, "CUDA_VISIBLE_DEVICES": ""},
-        )
-        return run_trial(plan, place, on_progress=self._tell), place
-
-    def ledger(self, levers: tuple[Choice, ...]) -> LedgerFile | None:
-        """Of the job under levers; None where one of them does not apply to it, or breaks it."""
-        _, place = self.run(levers)
-        states = [rank.about.get("levers", {}) for rank in read_ranks(place)]
-        applied = all(
-            state.get("applied") and "dropped" not in state for one in states for state in one.values()
-        )
-        return _largest(place) if states and applied else None
-
-
 def _price(gpu: str) -> float | None:
     price = price_table().cheapest(gpu)
     return price.usd_per_gpu_hour if price is not None else None
-
-
-def _largest(place: Path) -> LedgerFile | None:
-    ledgers = [read_ledger(rank) for rank in sorted((place / RANKS_FOLDER).glob("*"))]
-    found = [ledger for ledger in ledgers if ledger is not None]
-    return max(found, key=lambda ledger: len(ledger.events)) if found else None
 
 
 def _from_here(file: str, line: int, function: str) -> str:
@@ -154,7 +102,7 @@ def _from_here(file: str, line: int, function: str) -> str:
 
 
 def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
-    found = _largest(place)
+    found = largest_ledger(place)
     if found is not None:
         return found
     said = "".join(f"\n    {line}" for line in trial.said[-8:])
