@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,18 +111,19 @@ def clocks(samples: list[DeviceSample]) -> dict[str, Any]:
     return {**found, "throttle_reasons": sorted(map(str, reasons))}
 
 
-def flatout(words: list[str], folder: Path, python_path: str) -> "subprocess.CompletedProcess[str]":
-    """A command of ours in a folder."""
+def flatout(words: list[str], folder: Path, python_path: str, limit_s: float = 1e9) -> tuple[str, str]:
+    """What a command of ours says in a folder; after so many seconds it gets the Ctrl-C of a user, or two."""
     known = [python_path, str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": ":".join(part for part in known if part)}
-    return subprocess.run(
-        [sys.executable, "-m", "flatout", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "flatout", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes) as running:  # type: ignore[call-overload]
+        for wait_s in (limit_s, 20.0):
+            try:
+                return running.communicate(timeout=wait_s)
+            except subprocess.TimeoutExpired:
+                running.send_signal(signal.SIGINT)
+        return running.communicate()
 
 
 def by_hand(words: list[str], levers: str, seconds: float) -> dict[str, Any]:
@@ -154,8 +156,20 @@ def _short(word: str) -> str:
     return word.replace(f"{ROOT}/", "")
 
 
+def _what_was_run(folder: Path) -> dict[str, Any]:
+    """Comparisons and trials, as far as a tuning came."""
+    comparisons = folder / "comparisons.jsonl"
+    lines = comparisons.read_text().splitlines() if comparisons.exists() else []
+    trials = sorted(folder.glob("trials/*/trial.json"), key=lambda path: path.stat().st_mtime)
+    runs = [json.loads(path.read_text()) for path in trials]
+    return {
+        "comparisons": [json.loads(line) for line in lines],
+        "runs": [{name: run[name] for name in RUN} for run in runs],
+    }
+
+
 def run_case(
-    name: str, scripts: Path, turns: int, seconds: float, more: list[str]
+    name: str, scripts: Path, turns: int, seconds: float, limit_s: float, more: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Tune, then run and compare: what is known so far, whenever more is."""
     case = CASES[name]
@@ -168,7 +182,8 @@ def run_case(
             subprocess.run([sys.executable, *shlex.split(case["prepare"])], check=True, capture_output=True)
         began = time.monotonic()
         options = ["--json", "--plan", plan, *shlex.split(case.get("options", "")), *more]
-        done = flatout(["tune", *options, *words, *([steps, MANY] if steps else [])], folder, python_path)
+        tune = ["tune", *options, *words, *([steps, MANY] if steps else [])]
+        stdout, stderr = flatout(tune, folder, python_path, limit_s)
         took_s = time.monotonic() - began
         result: dict[str, Any] = {
             "case": name,
@@ -177,18 +192,15 @@ def run_case(
             "took_s": took_s,
         }
         try:
-            tuned = json.loads(done.stdout)
+            tuned = json.loads(stdout)
         except ValueError:
-            yield {**result, "failed": (done.stderr or done.stdout)[-2000:]}
+            kept = max((folder / ".flatout" / "runs").glob("*"), key=lambda one: one.stat().st_mtime)
+            yield {**result, "failed": (stderr or stdout)[-2000:], **_what_was_run(kept)}
             return
         result |= {key: tuned.get(key) for key in KEPT}
         result["guard"].pop("curves", None)
         kept = folder / ".flatout" / "runs" / tuned["run"]
-        comparisons = kept / "comparisons.jsonl"
-        if comparisons.exists():
-            result["comparisons"] = [json.loads(line) for line in comparisons.read_text().splitlines()]
-        runs = [json.loads(path.read_text()) for path in kept.glob("trials/*/trial.json")]
-        result["runs"] = [{name: run[name] for name in RUN} for run in runs]
+        result |= _what_was_run(kept)
         spent = {stage: round(seconds) for stage, seconds in tuned["spent_seconds"].items()}
         print(f"{name}: {tuned['summary']}; {took_s:.0f} s: {spent}", flush=True)
         yield result
@@ -198,11 +210,12 @@ def run_case(
             count = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
             for _ in range(turns):
                 hand = by_hand(shlex.split(case["by_hand"]), levers, seconds)
-                ours = flatout(["run", "--json", "--plan", plan, *words, steps, count], folder, python_path)
+                run = ["run", "--json", "--plan", plan, *words, steps, count]
+                ours, problem = flatout(run, folder, python_path)
                 try:
-                    figures = json.loads(ours.stdout)
+                    figures = json.loads(ours)
                 except ValueError:
-                    figures = {"failed": ours.stderr[-500:]}
+                    figures = {"failed": problem[-500:]}
                 result["by_hand"]["turns"].append({"by_hand": hand, "flatout_run": figures})
                 print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
                 yield result
@@ -215,6 +228,7 @@ def main() -> None:
     parser.add_argument("--scripts", type=Path, default=Path.cwd(), help="where scripts of others lie")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds of tuning, then a Ctrl-C")
     parser.add_argument("--options", default="", help="more for `flatout tune`: '--budget 2m'")
     parser.add_argument("--out", help="a folder for the result files")
     chosen = parser.parse_args()
@@ -222,7 +236,8 @@ def main() -> None:
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
         with DeviceSampler() as sampler:
             more = shlex.split(chosen.options)
-            for result in run_case(name, chosen.scripts.resolve(), chosen.turns, chosen.seconds, more):
+            scripts = chosen.scripts.resolve()
+            for result in run_case(name, scripts, chosen.turns, chosen.seconds, chosen.limit, more):
                 write(f"tuning-{name}", {**result, "device": clocks(sampler.samples)}, out)
 
 
