@@ -156,6 +156,14 @@ def _short(word: str) -> str:
     return word.replace(f"{ROOT}/", "")
 
 
+def _read(document: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(document)
+    except ValueError:
+        return {}
+    return found
+
+
 def _what_was_run(folder: Path) -> dict[str, Any]:
     """Comparisons and trials, as far as a tuning came."""
     comparisons = folder / "comparisons.jsonl"
@@ -191,9 +199,8 @@ def run_case(
             "options": " ".join(more),
             "took_s": took_s,
         }
-        try:
-            tuned = json.loads(stdout)
-        except ValueError:
+        tuned = _read(stdout)
+        if "guard" not in tuned:
             kept = max((folder / ".flatout" / "runs").glob("*"), key=lambda one: one.stat().st_mtime)
             yield {**result, "failed": (stderr or stdout)[-2000:], **_what_was_run(kept)}
             return
@@ -212,10 +219,7 @@ def run_case(
                 hand = by_hand(shlex.split(case["by_hand"]), levers, seconds)
                 run = ["run", "--json", "--plan", plan, *words, steps, count]
                 ours, problem = flatout(run, folder, python_path)
-                try:
-                    figures = json.loads(ours)
-                except ValueError:
-                    figures = {"failed": problem[-500:]}
+                figures = _read(ours) or {"failed": problem[-500:]}
                 result["by_hand"]["turns"].append({"by_hand": hand, "flatout_run": figures})
                 print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
                 yield result

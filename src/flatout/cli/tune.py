@@ -123,6 +123,7 @@ def command(
     from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.report.tuning import draw_tuning
     from flatout.report.tuning_page import tuning_page
+    from flatout.tune.journal import COMPARISONS_FILE
     from flatout.tune.keeping import keep
     from flatout.tune.request import TuneRequest, insist_on_known_levers
     from flatout.tune.tuning import tune_job
@@ -147,7 +148,12 @@ def command(
         resume=_earlier(resume, job_request.command) if resume else None,
     )
     with new_run(output, "tune") as folder, output.progress("starting the script") as progress:
-        found = tune_job(request, folder.manifest.id, folder.path, progress)
+        try:
+            found = tune_job(request, folder.manifest.id, folder.path, progress)
+        except KeyboardInterrupt:
+            if (folder.path / COMPARISONS_FILE).exists():
+                output.notice("what was compared so far is kept: --resume latest goes on from here")
+            raise
         tuning, text = keep(found, folder, Path(plan_path), tuning_page)
     if output.as_json:
         output.document("tune", 1, tuning)

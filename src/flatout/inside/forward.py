@@ -208,6 +208,9 @@ class ForwardTap:
             return  # a loss, as a rule: what it gets is what the model made
         if is_new:
             self._trained[id(module)] = module
+        if session.turn is not None:
+            turn, session.turn = session.turn, None
+            session.guarded("turn", turn.wait)
         if session.pairing is not None:
             session.guarded("pairing", session.pairing.called, module, args, kwargs)
         if session.habits is not None:

@@ -35,6 +35,7 @@ from flatout.inside.repeated_batches import RepeatedBatches
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
+from flatout.inside.turn import Turn
 from flatout.inside.watch import Watch
 from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
@@ -88,6 +89,7 @@ class Session:
         self.gpu = GpuSide(self)
         self.ending = Ending(self)
         self.pairing = Pairing(self, order.pair_updates) if order.pair_updates else None
+        self.turn = Turn(order.folder) if order.takes_turns else None
         self.inspection = Inspection(self, order.inspect_updates) if order.inspect_updates else None
         self.guarding = Guarding(self) if order.guard_updates or order.perturb else None
         self.scene = Scene(self) if order.levers or order.bench else None

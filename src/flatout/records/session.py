@@ -6,6 +6,7 @@ Read and written with the standard library alone: the user's environment may hol
       stop.json                   from outside: the update after which every rank stops
       arms.json                   from outside: levers to try by turns (`inside/bench.py`)
       arm.txt                     which of them is on
+      waiting, turn               this run is about to train, and from outside: it may
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
@@ -44,6 +45,8 @@ WORKERS_FOLDER = "workers"
 STOP_FILE = "stop.json"
 ARMS_FILE = "arms.json"
 ARM_FILE = "arm.txt"
+WAITING_FILE = "waiting"
+TURN_FILE = "turn"
 GUARD_FILE = "guard.json"
 STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"
@@ -112,6 +115,8 @@ class Order:
     guard_updates: int = 0
     # Before the first training call, change each parameter by so much of itself, at random.
     perturb: float = 0.0
+    # Runs share a device that not all of them fit on: wait for a turn before the first training call.
+    takes_turns: bool = False
     # Which of several perturbations.
     perturbation: int = 0
     # Compiled code draws the random numbers that code as written would draw.

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
@@ -18,12 +17,12 @@ from flatout.records.profile import Profile
 from flatout.records.trial import Outcome
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
-from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import bit_for_bit, judge
 from flatout.tune.guard_runs import GuardRun
 from flatout.tune.request import TuneRequest
 from flatout.tune.trajectory import last_losses, without_numbers
+from flatout.tune.turns import Turns, room_for
 
 # Updates of a run; fewer where they are slow, as few as still find every corruption that shows in them
 # (benchmarks/results, guard-12-steps).
@@ -32,9 +31,6 @@ _LONG_ENOUGH_S = 6.0
 _UPDATES = 3
 _TWINS = 3
 _ROUNDS = 3
-
-# What a process takes on a GPU beside its tensors.
-_CONTEXT_BYTES = 600 << 20
 
 NOT_NEEDED = GuardEvidence(verdict="not needed", paired=True, reason="nothing was changed")
 
@@ -56,7 +52,7 @@ class Proof:
         self._request = request
         self._folder = folder
         self._job = job
-        self._at_once = runs_at_once(baseline, threads_of(job))
+        self._room = room_for(baseline, threads_of(job), _TWINS + 2)
         self._steps = steps_of(baseline)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
         self._draws = bool(job.habit("draws", True))
@@ -163,34 +159,38 @@ class Proof:
         return found or {riskiest.id: f"with the others: {evidence.reason}"}
 
     def _run(self, runs: Sequence[Run]) -> list[GuardRun]:
-        """Short, equally seeded runs; nobody is timed, so several go at once where memory allows."""
+        """Short, equally seeded runs; nobody is timed, so they start together, and train as memory allows."""
         done = 0
+        turns = Turns(self._room.training)
         first = len(list(self._folder.iterdir())) + 1
 
         def one(item: tuple[int, Run]) -> Outcome:
             nonlocal done
             number, (name, levers, perturb, which) = item
             place = self._folder / f"{number}-guard"
-            plan = self._request.trial(
-                f"guard: {name}",
-                StopRule(updates=self._steps),
-                levers,
-                pair_updates=_UPDATES,
-                guard_updates=_UPDATES,
-                same_random=self._draws,
-                perturb=perturb,
-                perturbation=which,
-            )
-            trial = run_trial(plan, place)
+            with turns.taker() as taker:
+                plan = self._request.trial(
+                    f"guard: {name}",
+                    StopRule(updates=self._steps),
+                    levers,
+                    director=taker,
+                    takes_turns=True,
+                    pair_updates=_UPDATES,
+                    guard_updates=_UPDATES,
+                    same_random=self._draws,
+                    perturb=perturb,
+                    perturbation=which,
+                )
+                trial = run_trial(plan, place)
             done += 1
             self._tell(f"guard: {done} of {len(runs)} runs done", done, len(runs))
             return trial.outcome
 
         self._tell(f"guard: {', '.join(name for name, *_ in runs)}", 0, len(runs))
         numbered = list(enumerate(runs, start=first))
-        with ThreadPoolExecutor(max_workers=self._at_once) as pool:
+        with ThreadPoolExecutor(max_workers=self._room.started) as pool:
             outcomes = list(pool.map(one, numbered))
-        if self._at_once > 1:
+        if self._room.started > 1:
             # Side by side they may have been short of memory: alone they are not.
             for item in [
                 item for item, outcome in zip(numbered, outcomes, strict=True) if outcome == "failed"
@@ -216,23 +216,9 @@ def proof_seconds(baseline: Profile, job: JobFacts) -> float:
     """About how long the guard's runs will take: each starts as the baseline did, and computes as it did."""
     if baseline.step_ms is None:
         return 0.0
-    starts = math.ceil((_TWINS + 2) / runs_at_once(baseline, threads_of(job)))
+    starts = math.ceil((_TWINS + 2) / room_for(baseline, threads_of(job), _TWINS + 2).started)
     computing_s = (_TWINS + 2) * steps_of(baseline) * baseline.step_ms.p50 / 1000
     return starts * (baseline.trial.to_first_update_s or 0.0) + computing_s
-
-
-def runs_at_once(baseline: Profile, threads: int) -> int:
-    """How many runs of the job, each with so many threads, fit side by side."""
-    memory = baseline.memory
-    if len(baseline.ranks) > 1:  # launchers listen on a port, which only one of them can have
-        return 1
-    if baseline.device is None or not baseline.device.startswith("cuda"):
-        # Threads that share a core wait for each other at every operation: thirty times slower was seen.
-        return max(1, cores_allowed(read_host(places=())) // max(1, threads))
-    if not memory.reserved_peak_bytes or not memory.device_total_bytes:
-        return 1
-    room = 0.9 * memory.device_total_bytes / (1.15 * memory.reserved_peak_bytes + _CONTEXT_BYTES)
-    return max(1, min(_TWINS + 2, int(room)))
 
 
 def with_verdicts(trials: Sequence[LeverTrial], unsafe: dict[str, str]) -> list[LeverTrial]:

@@ -268,8 +268,8 @@ class _Tuner:
     def _leave_time_for_the_proof(self, baseline: Profile, job: JobFacts) -> None:
         """The budget is for everything, and the guard and the confirmation come last."""
         start_s = baseline.trial.to_first_update_s or 0.0
-        # To confirm means to start once more, and as long again to compile.
-        left_s = proof_seconds(baseline, job) + 2 * start_s + self._measurer.rule.fewest_seconds
+        # To confirm means to start once more, and as long again to compile, as in one of the guard's runs.
+        left_s = proof_seconds(baseline, job) + 3 * start_s + self._measurer.rule.fewest_seconds
         if job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
             left_s += start_s  # the loader's settings are tried in runs of their own
         budget_s = self._request.budget_s

@@ -1,0 +1,97 @@
+"""How many runs start and train side by side, and that the others wait."""
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flatout.records.profile import MemoryUse
+from flatout.runtime.command import job_command
+from flatout.runtime.progress import StopRule
+from flatout.runtime.trial import TrialPlan, run_trial
+from flatout.tune import turns
+from flatout.tune.turns import Room, Turns, room_for
+from tests.profiles import profile
+
+GIB = 1 << 30
+CORES = 16
+
+
+@pytest.fixture(autouse=True)
+def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "cores_allowed", lambda _host: CORES)
+
+
+def on_gpu(peak: float, parameters: float, total: float = 140, host: float = 0.1) -> Room:
+    memory = MemoryUse(
+        reserved_peak_bytes=int(peak * GIB),
+        parameter_bytes=int(parameters * GIB),
+        device_total_bytes=int(total * GIB),
+        host_peak_bytes=int(host * GIB),
+    )
+    return room_for(profile(device="cuda:0", memory=memory), 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("peak", "parameters", "expected"),
+    [
+        (4, 0.5, Room(5, 5)),
+        # Two train; the other three have their model on the device, and wait.
+        (47, 0.5, Room(5, 2)),
+        (100, 5, Room(2, 1)),
+        (139, 26, Room(1, 1)),
+    ],
+)
+def test_as_many_start_as_have_room_to_wait(peak: float, parameters: float, expected: Room) -> None:
+    assert on_gpu(peak, parameters) == expected
+
+
+def test_starts_are_bound_by_the_host_too() -> None:
+    assert on_gpu(47, 0.5, host=1e6) == Room(2, 2)
+
+
+def test_on_a_cpu_each_has_cores_of_its_own() -> None:
+    job = profile(device="cpu")
+    assert room_for(job, 8, 5) == Room(2, 2)
+    assert room_for(job, 64, 5) == Room(1, 1)
+
+
+SCRIPT = """
+import sys, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(1000):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+"""
+
+
+def test_one_trains_after_the_other(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    all_turns = Turns(1)
+
+    def one(number: int) -> tuple[int, int]:
+        folder = tmp_path / f"run-{number}"
+        with all_turns.taker() as taker:
+            plan = TrialPlan(
+                name="guard",
+                command=job_command([str(script)]),
+                stop=StopRule(updates=20),
+                order={"takes_turns": True},
+                director=taker,
+            )
+            assert run_trial(plan, folder).updates == 20
+        [events] = folder.glob("ranks/*/events.jsonl")
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        calls = [event for line in lines for event in line if event[0] == "forward"]
+        return calls[0][1], calls[-1][2]
+
+    with ThreadPoolExecutor(3) as pool:
+        trained = sorted(pool.map(one, range(3)))
+    for (_, ended), (began, _) in itertools.pairwise(trained):
+        assert ended < began
