@@ -30,7 +30,7 @@ class GivenBudget:
     """So much memory, on whatever GPU."""
 
     id: str
-    memory_bytes: int
+    usable_bytes: int
 
 
 def fit_job(

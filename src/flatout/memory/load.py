@@ -215,7 +215,7 @@ def _options(contents: _Contents, chosen: Sequence[RatedGpu]) -> Iterator[LoadOp
         price = prices.cheapest(gpu.id)
         yield LoadOption(
             gpu=gpu.id,
-            memory_bytes=gpu.memory_bytes,
+            memory_bytes=gpu.usable_bytes,
             fits_stored=_fits(stored, gpu),
             fits_weights=_fits(weights, gpu),
             fits_bf16=_fits(in_bf16, gpu),
@@ -232,7 +232,7 @@ def _reserved(sizes: Iterable[int]) -> int:
 
 
 def _fits(reserved: int, gpu: RatedGpu) -> bool | None:
-    room = gpu.memory_bytes - CONTEXT_BYTES
+    room = gpu.usable_bytes - CONTEXT_BYTES
     answers = {reserved <= room * (1 + by) for by in (-ERROR_BAR, ERROR_BAR)}
     return answers.pop() if len(answers) == 1 else None
 
@@ -330,8 +330,8 @@ def _converted(contents: _Contents) -> Iterator[LeanerLoad]:
 
 def _over_several(contents: _Contents, chosen: Sequence[RatedGpu]) -> Iterator[LeanerLoad]:
     """Where not even bfloat16 fits into the largest of the GPUs."""
-    largest = max(chosen, key=lambda gpu: gpu.memory_bytes)
-    room = largest.memory_bytes - CONTEXT_BYTES
+    largest = max(chosen, key=lambda gpu: gpu.usable_bytes)
+    room = largest.usable_bytes - CONTEXT_BYTES
     if contents.bf16_bytes <= room or contents.is_script:
         return
     count = math.ceil(contents.bf16_bytes / (room * (1 - ERROR_BAR)))

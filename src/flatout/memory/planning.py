@@ -30,7 +30,7 @@ class Budget(Protocol):
         """What to call it."""
 
     @property
-    def memory_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         """What there is of it."""
 
 
@@ -73,16 +73,16 @@ def option_of(
     budget: Budget, strategy: Strategy, ledger: LedgerFile, replayed: Replayed, usd_per_hour: float | None
 ) -> FitOption:
     """With room for whatever it reserves it fits; with less it may, where cached memory is given back."""
-    room = budget.memory_bytes - CONTEXT_BYTES
+    room = budget.usable_bytes - CONTEXT_BYTES
     answers = {_fits(ledger, round(room * (1 + by))) for by in (-ERROR_BAR, ERROR_BAR)}
     needed = replayed.reserved_bytes + CONTEXT_BYTES
     return FitOption(
         strategy=strategy.words,
         gpu=budget.id,
         gpus=strategy.gpus,
-        memory_bytes=budget.memory_bytes,
+        memory_bytes=budget.usable_bytes,
         fits=answers.pop() if len(answers) == 1 else None,
-        is_tight=needed > budget.memory_bytes,
+        is_tight=needed > budget.usable_bytes,
         peak_bytes=needed,
         predicted_slowdown=strategy.slowdown,
         changes_training=strategy.changes_training,

@@ -29,6 +29,7 @@ class RatedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     source_url: str
     dense_flops_per_s: dict[Dtype, Positive]
+    reported_bytes: PositiveInt | None = None
     compute_capability: str = ""
     tdp_w: Positive | None = None
     host_link: str = ""
@@ -40,6 +41,11 @@ class RatedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     match_memory_bytes_max: int = 1 << 62
     match_cores: int | None = None
     note: str = ""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a process finds there, as far as is known."""
+        return self.reported_bytes or self.memory_bytes
 
 
 class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from flatout.hardware.catalogue import select
 from flatout.memory import load as module
 from flatout.memory.load import load_files
 from flatout.records.codec import document
@@ -141,7 +142,7 @@ def test_gpus_of_three_sizes(tmp_path: Path) -> None:
 
 
 def test_too_close_to_say(tmp_path: Path) -> None:
-    room = 16 * GIB - module.CONTEXT_BYTES
+    room = select(["t4"])[0].usable_bytes - module.CONTEXT_BYTES
     path = sparse_safetensors(tmp_path / "m.safetensors", {"w": ("BF16", room // 2, 2)})
     (option,) = load_files([path], ["t4"]).options
     assert option.fits_bf16 is None
@@ -149,7 +150,7 @@ def test_too_close_to_say(tmp_path: Path) -> None:
 
 
 def test_what_fits_nowhere_is_split(tmp_path: Path) -> None:
-    sizes = {f"l.{i}.w": ("BF16", 5 << 30, 2) for i in range(40)}  # 400 GiB
+    sizes = {f"l.{i}.w": ("BF16", 5 << 30, 2) for i in range(44)}  # 440 GiB
     load = load_files([sparse_safetensors(tmp_path / "m.safetensors", sizes)], ["h200-sxm"])
     (split,) = [one for one in load.leaner if "split" in one.what]
     assert "over 4 GPUs of h200-sxm" in split.what

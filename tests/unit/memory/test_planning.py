@@ -31,7 +31,7 @@ def ledger_of(*, activations: int = 4, products: tuple[str, ...] = ("float32",))
 @dataclasses.dataclass(frozen=True)
 class Given:
     id: str
-    memory_bytes: int
+    usable_bytes: int
 
 
 def planned(budget: int, imagine: Any = lambda _levers: None, **job: Any) -> Any:

@@ -52,6 +52,7 @@ def _cuda(cuda: Any) -> None:
         "device_count": 1,
         "current_device": 0,
         "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
         "get_device_name": "an imagined GPU",
         "get_device_capability": (9, 0),
         "memory_allocated": 0,
