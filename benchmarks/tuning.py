@@ -166,12 +166,16 @@ def _read(document: str) -> dict[str, Any]:
 
 def _what_was_run(folder: Path) -> dict[str, Any]:
     """Comparisons and trials, as far as a tuning came."""
-    comparisons = folder / "comparisons.jsonl"
-    lines = comparisons.read_text().splitlines() if comparisons.exists() else []
+    told = {
+        name: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for name in ("comparisons", "guard")
+        if (path := folder / f"{name}.jsonl")
+    }
     trials = sorted(folder.glob("trials/*/trial.json"), key=lambda path: path.stat().st_mtime)
     runs = [json.loads(path.read_text()) for path in trials]
     return {
-        "comparisons": [json.loads(line) for line in lines],
+        "comparisons": told["comparisons"],
+        "judgements": told["guard"],
         "runs": [{name: run[name] for name in RUN} for run in runs],
     }
 

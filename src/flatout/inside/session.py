@@ -22,7 +22,6 @@ from flatout.inside.forward import ForwardTap
 from flatout.inside.gpu_side import GpuSide
 from flatout.inside.guarding import Guarding
 from flatout.inside.habits import HabitsTap
-from flatout.inside.imports import after_import
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
@@ -32,6 +31,7 @@ from flatout.inside.pairing import Pairing, seed_everything
 from flatout.inside.ranges import Ranges
 from flatout.inside.records_open import OpenRecords
 from flatout.inside.repeated_batches import RepeatedBatches
+from flatout.inside.same_random import draw_the_same
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
@@ -129,7 +129,7 @@ class Session:
         self._compiler = self._tap("compiler", CompilerTap)
         self.habits = self._tap("habits", HabitsTap)
         if self.order.same_random:
-            after_import("torch._inductor.config", lambda config: setattr(config, "fallback_random", True))
+            self.guarded("same random", draw_the_same, self.torch)
         if self.order.loader:
             self._install("loader override", LoaderOverride)
         if self.order.repeat_batches:

@@ -1,7 +1,7 @@
 """What tuning wrote down on its way: every comparison as it was answered, and the losses that it saw.
 
-comparisons.jsonl lets an interrupted search go on where it was; losses.json is what `flatout run` holds the
-first steps of the real job against.
+comparisons.jsonl lets an interrupted search go on where it was; guard.jsonl is what the guard made of each
+plan; losses.json is what `flatout run` holds the first steps of the real job against.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flatout.tune.proof import Proof
 
 COMPARISONS_FILE = "comparisons.jsonl"
+GUARD_FILE = "guard.jsonl"
 LOSSES_FILE = "losses.json"
 JOB_FILE = "tuned-job.json"
 # Answers hold where these are what they were.
@@ -39,6 +40,8 @@ class SeenLosses:
     twins: list[list[float | None]]
     roundoff: float
     pairing: dict[str, Any]
+    # Whether the job draws random numbers as it trains: under levers, it may draw others.
+    draws: bool = False
 
 
 class Journal:
@@ -61,6 +64,13 @@ class Journal:
         with (self._folder / COMPARISONS_FILE).open("ab") as file:
             file.write(msgspec.json.encode(entry) + b"\n")
 
+    def add_judgement(self, levers: Sequence[Choice], evidence: GuardEvidence) -> None:
+        """What the guard made of some levers."""
+        told = {key: value for key, value in dataclasses.asdict(evidence).items() if key != "curves"}
+        entry = {"levers": [choice.words() for choice in levers], **told}
+        with (self._folder / GUARD_FILE).open("ab") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
     def write_losses(self, baseline: Profile, guard: GuardEvidence, proof: "Proof") -> None:
         """What `run` needs to go on where the guard ended."""
         if guard.verdict == "not needed" or not guard.curves:
@@ -72,6 +82,7 @@ class Journal:
             twins=twins,
             roundoff=proof.roundoff,
             pairing=proof.pairing,
+            draws=proof.draws,
         )
         (self._folder / LOSSES_FILE).write_bytes(msgspec.json.encode(seen))
 

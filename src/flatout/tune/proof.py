@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ NOT_NEEDED = GuardEvidence(verdict="not needed", paired=True, reason="nothing wa
 
 # A run's name, its levers, by how much its parameters are changed before it starts, and which change it is.
 Run = tuple[str, tuple[Choice, ...], float, int]
+OnJudgement = Callable[[Sequence[Choice], GuardEvidence], None]
 
 
 class Proof:
@@ -48,14 +49,16 @@ class Proof:
         baseline: Profile,
         job: JobFacts,
         on_progress: OnProgress,
+        on_judgement: OnJudgement = lambda _levers, _evidence: None,
     ) -> None:
+        self._on_judgement = on_judgement
         self._request = request
         self._folder = folder
         self._job = job
         self._room = room_for(baseline, threads_of(job), _TWINS + 2)
         self._steps = steps_of(baseline)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
-        self._draws = bool(job.habit("draws", True))
+        self.draws = bool(job.habit("draws", True))
         self._tell = on_progress
         self.unsafe: dict[str, str] = {}
         # Of the runs as written: what they began with, and by how much their twins were changed.
@@ -120,6 +123,7 @@ class Proof:
                 exact=classes == {"exact"},
                 resampled="resampled" in classes,
             )
+            self._on_judgement(chosen, evidence)
             if evidence.verdict != "unsafe":
                 return chosen, evidence
             culprits = self._culprits(chosen, reference, others, roundoff, evidence)
@@ -154,6 +158,8 @@ class Proof:
             )
             for choice, run in zip(chosen, runs, strict=True)
         }
+        for choice in chosen:
+            self._on_judgement((choice,), verdicts[choice.id])
         found = {name: verdict.reason for name, verdict in verdicts.items() if verdict.verdict == "unsafe"}
         riskiest = max(chosen, key=self._tolerance)
         return found or {riskiest.id: f"with the others: {evidence.reason}"}
@@ -177,7 +183,7 @@ class Proof:
                     takes_turns=True,
                     pair_updates=_UPDATES,
                     guard_updates=_UPDATES,
-                    same_random=self._draws,
+                    same_random=self.draws,
                     perturb=perturb,
                     perturbation=which,
                 )

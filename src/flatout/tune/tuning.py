@@ -342,7 +342,8 @@ class _Tuner:
             self._base_ms.append(results[0].step_ms)
 
     def _prove(self, job: JobFacts, baseline: Profile, found: tuple[Choice, ...]) -> Any:
-        proof = Proof(self._request, self._trials_folder, baseline, job, self._tell)
+        judged = self._journal.add_judgement
+        proof = Proof(self._request, self._trials_folder, baseline, job, self._tell, judged)
         chosen, guard = proof.prove(found)
         self._notes += _told_of(guard.allowed)
         self._journal.write_losses(baseline, guard, proof)

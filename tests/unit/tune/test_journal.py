@@ -179,6 +179,16 @@ def test_runs_that_began_otherwise_are_compared_by_their_level() -> None:
     assert judge_first_steps(CURVE, None, PAIRING).verdict == "unknown"
 
 
+def test_where_other_elements_are_dropped_losses_are_compared_by_their_level() -> None:
+    losses = [value + 0.05 * (-1) ** number for number, value in enumerate(CURVE)]
+    assert judge_first_steps(losses, seen(), PAIRING).verdict == "left"
+    found = judge_first_steps(losses, seen(draws=True), PAIRING)
+    assert (found.verdict, found.paired) == ("inside", False)
+    assert judge_first_steps([2 * value for value in CURVE], seen(draws=True), PAIRING).verdict == "left"
+    # Levers that change no number drop the same elements, and are held to that.
+    assert judge_first_steps(losses, seen(draws=True, twins=[]), PAIRING).verdict == "left"
+
+
 def test_losses_are_read_back(tmp_path: Path) -> None:
     import msgspec
 
