@@ -1,6 +1,7 @@
 """Every lever. The order is that of the documentation; the search has its own."""
 
 from flatout.levers.activation_budget import ActivationBudget
+from flatout.levers.activation_offload import ActivationOffload
 from flatout.levers.allocator import Allocator
 from flatout.levers.attention import Attention
 from flatout.levers.batch_size import BatchSize
@@ -24,6 +25,7 @@ from flatout.levers.liger import Liger
 from flatout.levers.linear_cross_entropy import LinearCrossEntropy
 from flatout.levers.loader import Loader
 from flatout.levers.optimizer_8bit import Optimizer8bit
+from flatout.levers.optimizer_offload import OptimizerOffload
 from flatout.levers.sdpa_backend import SdpaBackend
 from flatout.levers.tf32 import Tf32
 from flatout.levers.thread_affinity import ThreadAffinity
@@ -50,6 +52,8 @@ LEVERS: tuple[type[Lever], ...] = (
     ActivationBudget,
     HfCheckpointing,
     BlockCheckpointing,
+    ActivationOffload,
+    OptimizerOffload,
     Fp16,
     Bf16Parameters,
     Fp8,

@@ -87,7 +87,7 @@ def option_of(
         predicted_slowdown=strategy.slowdown,
         changes_training=strategy.changes_training,
         how=strategy.how,
-        levers=strategy.levers if strategy.rework is None else (),
+        levers=strategy.plan,
         usd_per_hour=usd_per_hour * strategy.gpus if usd_per_hour is not None else None,
     )
 

@@ -7,26 +7,30 @@ sizes, put through the same allocator.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from flatout.memory.reworking import (
+    Rework,
+    activations_away,
+    eight_bit_optimizer,
+    micro_batches,
+    sharded,
+    split_products,
+    states_away,
+)
 from flatout.records.ledger import LedgerFile
 from flatout.records.plan import Choice
 
-# What an event has that takes memory: number, bytes, place.
-_TAKES = 3
-# Eight bits and a scale for every 256 values, in place of 32 bits.
-_EIGHT_BIT = 0.25 + 1 / 256
-# Of the largest parameter, what a GPU holds of others' shares while it computes: a block's, and the next's.
-_GATHERED = 2
 # Once more through all blocks, and through half of them.
 _AGAIN, _HALF_AGAIN = 4 / 3, 7 / 6
 # Several small kernels in place of one large, and more launches.
 _SMALLER_BATCHES = 1.05
 _EIGHT_BIT_UPDATE = 1.02
 _SHARDED = 1.15
-
-Rework = Callable[[LedgerFile], LedgerFile]
+# Each block waits twice for the others' parts.
+_SPLIT = 1.25
+# Over the host's link: what all activations cost, and all states, where nothing hides it.
+_ACTIVATIONS_AWAY, _STATES_AWAY = 1.5, 1.4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +42,28 @@ class Strategy:
     slowdown: float
     # How to have it.
     how: str
+    # What is imagined.
     levers: tuple[Choice, ...] = ()
+    # What is worked into the ledger; and the lever that does it, where there is one, beside those above.
     rework: Rework | None = None
+    by_lever: Choice | None = None
     gpus: int = 1
     # Whether it changes the training, and not only its rounding.
     changes_training: bool = False
+
+    @property
+    def plan(self) -> tuple[Choice, ...]:
+        """The levers that make it, where levers alone do."""
+        if self.by_lever is not None:
+            return (*self.levers, self.by_lever)
+        return self.levers if self.rework is None else ()
 
 
 BF16 = Choice(id="bf16")
 HALF = Choice(id="block-checkpointing", settings={"share": 0.5})
 ALL = Choice(id="block-checkpointing", settings={"share": 1.0})
+ACTIVATIONS_AWAY = Choice(id="activation-offload", settings={"share": 1.0})
+STATES_AWAY = Choice(id="optimizer-offload")
 
 AS_WRITTEN = Strategy(words="as written", slowdown=1.0, how="")
 
@@ -87,6 +103,40 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
     ]
     found += [
         _on_top(
+            base,
+            "optimizer states on the host",
+            _STATES_AWAY,
+            states_away,
+            how="flatout tune --goal memory --only optimizer-offload",
+            by_lever=STATES_AWAY,
+        )
+        for base in (AS_WRITTEN, *precision, leanest)
+        if ledger.owners.get("optimizer")
+    ]
+    found += [
+        _on_top(
+            base,
+            "activations on the host",
+            _ACTIVATIONS_AWAY,
+            activations_away,
+            how="flatout tune --goal memory --only activation-offload",
+            by_lever=ACTIVATIONS_AWAY,
+        )
+        for base in (AS_WRITTEN, *precision)
+    ]
+    found += [
+        _on_top(
+            leanest,
+            f"tensor parallel over {gpus} GPUs",
+            _SPLIT,
+            functools.partial(split_products, gpus=gpus),
+            how="torch.distributed.tensor.parallel.parallelize_module, block by block",
+            gpus=gpus,
+        )
+        for gpus in (2, 4, 8)
+    ]
+    found += [
+        _on_top(
             leanest,
             f"FSDP over {gpus} GPUs",
             _SHARDED,
@@ -113,56 +163,3 @@ def _on_top(base: Strategy, words: str, cost: float, rework: Rework, **more: Any
     also = "" if base is AS_WRITTEN else f"{base.words}, "
     slowdown = base.slowdown * cost
     return dataclasses.replace(base, words=f"{also}{words}", slowdown=slowdown, rework=rework, **more)
-
-
-# Ledgers worked over
-
-
-def eight_bit_optimizer(ledger: LedgerFile) -> LedgerFile:
-    """States in eight bits."""
-    return _resized(ledger, ledger.owners.get("optimizer", ()), lambda size: round(size * _EIGHT_BIT))
-
-
-def micro_batches(ledger: LedgerFile, parts: int) -> LedgerFile:
-    """What a step takes and gives back, in parts; what it keeps, and copies of weights, are whole."""
-    kept = {number for numbers in ledger.owners.values() for number in numbers} | _copies_of_weights(ledger)
-    sizes = [event[0] for event in ledger.events if len(event) == _TAKES and event[0] not in kept]
-    return _resized(ledger, sizes, lambda size: -(-size // parts))
-
-
-def sharded(ledger: LedgerFile, gpus: int) -> LedgerFile:
-    """Parameters, gradients and states shared by several GPUs; what computes comes together."""
-    owned = [
-        number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
-    ]
-    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
-    weights = [sizes[number] for number in ledger.owners.get("parameters", ()) if number in sizes]
-    if not weights:
-        return ledger
-    gathered = max(weights) * _GATHERED
-    smaller = _resized(ledger, owned, lambda size: -(-size // gpus))
-    number = max(sizes) + 1
-    owners = {**smaller.owners, "workspace": [*smaller.owners.get("workspace", ()), number]}
-    first = next((event[2] for event in ledger.events if len(event) == _TAKES), 0)
-    return dataclasses.replace(smaller, events=[[number, gathered, first], *smaller.events], owners=owners)
-
-
-def _copies_of_weights(ledger: LedgerFile) -> set[int]:
-    """What autocast makes of weights: as large as half of one, and made by a conversion."""
-    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
-    halves = {sizes[number] // 2 for number in ledger.owners.get("parameters", ()) if number in sizes}
-    converts = {place for place, (*_, operator) in enumerate(ledger.places) if operator == "aten::_to_copy"}
-    return {
-        event[0]
-        for event in ledger.events
-        if len(event) == _TAKES and event[2] in converts and event[1] in halves
-    }
-
-
-def _resized(ledger: LedgerFile, numbers: Sequence[int], size: Callable[[int], int]) -> LedgerFile:
-    chosen = set(numbers)
-    events = [
-        [event[0], size(event[1]), event[2]] if len(event) == _TAKES and event[0] in chosen else event
-        for event in ledger.events
-    ]
-    return dataclasses.replace(ledger, events=events)

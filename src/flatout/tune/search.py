@@ -64,6 +64,8 @@ _RANKS = (
     "linear-cross-entropy",
     "hf-checkpointing",
     "block-checkpointing",
+    "activation-offload",
+    "optimizer-offload",
     "activation-budget",
     "compile",
     "fp8",

@@ -1,4 +1,4 @@
-"""Room for a plan that takes more memory than it may: computing again, as little as it needs."""
+"""Room for a plan that takes more memory than it may: computing again or sending away, as needed."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -18,11 +18,15 @@ _WAYS = (
     Choice(id="activation-budget", settings={"budget": 0.5}),
     Choice(id="activation-budget", settings={"budget": 0.2}),
     Choice(id="block-checkpointing", settings={"share": 0.5}),
-    Choice(id="block-checkpointing", settings={"share": 1.0}),
     Choice(id="hf-checkpointing"),
+    Choice(id="activation-offload", settings={"share": 0.5}),
+    Choice(id="optimizer-offload"),
 )
 # A way that fits may be slower than the next one: so many that fit are held against each other.
 _COMPARED = 2
+# Of the budget, what stays free where a share is worked out; and by how much it must differ to be tried.
+_FREE = 0.03
+_ANOTHER_SHARE = 0.1
 
 Measure = Callable[[str, tuple[Choice, ...]], Measured]
 
@@ -45,12 +49,15 @@ def make_room(
     skip: Collection[str],
     measure: Measure,
 ) -> Room:
-    """Ways in the order of their cost, until two fit; the faster of these."""
+    """Ways in the order of their cost, until two fit; the faster of these.
+
+    Of what is done to a share of the model, just as much as is needed: two points tell how much that is.
+    """
     trials: list[LeverTrial] = []
     fitting: list[tuple[tuple[Choice, ...], Measured, Pace, Choice]] = []
-    for way in _WAYS:
-        if len(fitting) >= _COMPARED:
-            break
+    waiting = list(_WAYS)
+    while waiting and len(fitting) < _COMPARED:
+        way = waiting.pop(0)
         if way.id in skip or not _suits(way, chosen, job):
             continue
         predicted = BY_ID[way.id].predict(job, way.settings)
@@ -59,6 +66,8 @@ def make_room(
         pace = measured.pace
         if pace is None or pace.peak_bytes is None:
             trials.append(_trial(way, "failed", f"the run ended as {measured.outcome!r}", predicted, None))
+            if way in _WAYS and "share" in way.settings:  # half of it may have been too little to run at all
+                waiting = [dataclasses.replace(way, settings={**way.settings, "share": 1.0}), *waiting]
             continue
         cost = now.pace.step_ms / pace.step_ms if now.pace is not None else None
         words = f"{memory_size(pace.peak_bytes)} of {memory_size(most_bytes)}"
@@ -67,6 +76,8 @@ def make_room(
         else:
             fitting.append((together, measured, pace, way))
             trials.append(_trial(way, "kept", words, predicted, cost))
+        if way in _WAYS and now.pace is not None and now.pace.peak_bytes is not None:
+            waiting = [*_just_enough(way, now.pace.peak_bytes, pace.peak_bytes, most_bytes), *waiting]
     if not fitting:
         return Room(chosen, now, tuple(trials))
     best = min(fitting, key=lambda one: one[2].step_ms)
@@ -77,6 +88,17 @@ def make_room(
         for trial in trials
     ]
     return Room(best[0], best[1], tuple(final), f"{best[3].words()} makes it fit")
+
+
+def _just_enough(way: Choice, without: int, with_it: int, most: int) -> list[Choice]:
+    """The same with the share that is needed: memory falls in proportion to it. None where it is no other."""
+    share = way.settings.get("share")
+    if share is None or with_it >= without:
+        return []
+    needed = share * (without - (1 - _FREE) * most) / (without - with_it)
+    if abs(needed - share) < _ANOTHER_SHARE or needed > 1 + _ANOTHER_SHARE:
+        return []
+    return [dataclasses.replace(way, settings={**way.settings, "share": min(1.0, round(needed + 0.005, 2))})]
 
 
 def _suits(way: Choice, chosen: tuple[Choice, ...], job: JobFacts) -> bool:

@@ -94,7 +94,8 @@ def test_memory_levers_are_tried_for_that_goal_alone() -> None:
     assert not {"activation-budget", "hf-checkpointing"} & {one.id for one in finder.candidates(LEVERS)}
     assert finder.trials["activation-budget"].reason == "memory does not bind: only with --goal memory"
     candidates = Finder(GPU, Limits(for_memory=True)).candidates(LEVERS)
-    assert [one.words() for one in candidates][-3:] == [
+    known = ("activation-budget", "hf-checkpointing")
+    assert [one.words() for one in candidates if one.id in known] == [
         "activation-budget (budget=0.2)",
         "activation-budget (budget=0.5)",
         "hf-checkpointing",

@@ -8,7 +8,15 @@ import pytest
 from flatout.memory.allocator import MIB
 from flatout.memory.planning import CONTEXT_BYTES, plan
 from flatout.memory.replaying import replay
-from flatout.memory.strategies import eight_bit_optimizer, micro_batches, sharded, strategies
+from flatout.memory.reworking import (
+    activations_away,
+    eight_bit_optimizer,
+    micro_batches,
+    sharded,
+    split_products,
+    states_away,
+)
+from flatout.memory.strategies import strategies
 from flatout.records.ledger import LedgerFile
 from flatout.records.plan import Choice
 
@@ -46,6 +54,31 @@ def test_ledgers_are_worked_over() -> None:
     halved = replay(sharded(ledger_of(), 2))
     assert halved.reserved_bytes == (50 + 100 + 50 + 400 + 50 + 200) * MIB
     assert halved.parts.workspace == 200 * MIB
+    # Activations are whole to 10 parts in 34.
+    split = replay(split_products(ledger_of(), 2)).reserved_bytes
+    assert split == pytest.approx((50 + 100 + 50 + 450 * (10 / 34 + 12 / 34)) * MIB, rel=0.02)
+
+
+def test_states_are_there_for_the_update_alone() -> None:
+    away = replay(states_away(ledger_of()))
+    assert away.allocated_bytes == (100 + 400 + 50 + 100) * MIB
+    # Where there are few activations, the update sets the peak.
+    assert replay(states_away(ledger_of(activations=1))).allocated_bytes == (100 + 100 + 200) * MIB
+
+
+def test_what_is_saved_for_the_way_back_is_away_and_some_of_it_under_way() -> None:
+    ledger = ledger_of(activations=60)
+    assert replay(ledger).allocated_bytes > 6000 * MIB
+    away = replay(activations_away(ledger))
+    assert away.parts.workspace == 3 << 30
+    assert away.allocated_bytes < (100 + 200 + 100 + 50 + 1200) * MIB + (3 << 30)
+
+
+def test_what_levers_do_can_be_run() -> None:
+    plans = {one.words: [choice.id for choice in one.plan] for one in strategies(ledger_of())}
+    assert plans["optimizer states on the host"] == ["optimizer-offload"]
+    assert plans["bf16, activations on the host"] == ["bf16", "activation-offload"]
+    assert plans["8-bit optimizer"] == []
 
 
 def test_levers_are_imagined_and_what_does_not_apply_alone_is_not_tried_beside_others() -> None:
@@ -56,7 +89,8 @@ def test_levers_are_imagined_and_what_does_not_apply_alone_is_not_tried_beside_o
         return ledger_of(activations=2) if levers[0].id == "bf16" and len(levers) == 1 else None
 
     found = planned(700 * MIB, imagine)
-    assert [option.strategy for option in found.options if option.fits] == ["bf16"]
+    fitting = [option.strategy for option in found.options if option.fits]
+    assert fitting == ["bf16", "optimizer states on the host", "bf16, optimizer states on the host"]
     assert asked == [("bf16",), ("block-checkpointing",), ("block-checkpointing",)]
     assert found.least_bytes == CONTEXT_BYTES + 650 * MIB
     assert found.least_words == "bf16"

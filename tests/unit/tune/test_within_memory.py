@@ -12,7 +12,7 @@ from flatout.tune.pace import Measured
 from flatout.tune.within_memory import make_room
 
 GIB = 1 << 30
-JOB = JobFacts(device="cuda:0", habits={"repeated_blocks": 12})
+JOB = JobFacts(device="cuda:0", habits={"repeated_blocks": 12, "optimizers": [{"name": "AdamW"}]})
 PACE = Pace(step_ms=100.0, peak_bytes=75 * GIB)
 COMPILED = (Choice(id="bf16"), Choice(id="compile", settings={"mode": "default"}))
 
@@ -35,17 +35,43 @@ def roomed(
     return make_room(chosen, now, 40 * GIB, job, skip, measure), asked
 
 
-def test_the_least_that_fits_is_taken() -> None:
+def test_half_is_too_much_or_too_little_and_two_points_tell_how_much_is_needed() -> None:
+    for gib, share, step_ms in ((25, 0.37, 108.0), (50, 0.73, 120.0)):
+        room, asked = roomed(
+            {
+                "block-checkpointing (share=0.5)": measured(115.0, gib),
+                f"block-checkpointing (share={share})": measured(step_ms, 39),
+                "activation-offload (share=0.5)": measured(130.0, 39),
+            }
+        )
+        assert [choice.words() for choice in room.chosen] == [f"block-checkpointing (share={share})"]
+        assert asked[:2] == ["block-checkpointing (share=0.5)", f"block-checkpointing (share={share})"]
+        kept = next(trial for trial in room.trials if trial.verdict == "kept")
+        assert kept.measured_speedup == pytest.approx(100 / step_ms)
+
+
+def test_what_fits_just_so_is_not_measured_again() -> None:
     room, asked = roomed(
         {
             "block-checkpointing (share=0.5)": measured(115.0, 39),
-            "block-checkpointing (share=1.0)": measured(130.0, 20),
+            "activation-offload (share=0.5)": measured(150.0, 39),
         }
     )
     assert [choice.words() for choice in room.chosen] == ["block-checkpointing (share=0.5)"]
     assert [trial.verdict for trial in room.trials] == ["kept", "rejected"]
-    assert room.trials[0].measured_speedup == pytest.approx(100 / 115)
-    assert len(asked) == 2
+    assert asked == ["block-checkpointing (share=0.5)", "activation-offload (share=0.5)"]
+
+
+def test_states_of_the_optimizer_go_where_nothing_else_helps() -> None:
+    room, asked = roomed(
+        {
+            "block-checkpointing (share=0.5)": measured(115.0, 60),
+            "activation-offload (share=0.5)": measured(150.0, 60),
+            "optimizer-offload": measured(140.0, 39),
+        }
+    )
+    assert [choice.words() for choice in room.chosen] == ["optimizer-offload"]
+    assert len(asked) == 3  # by a straight line, not even all of the blocks would do
 
 
 def test_what_is_still_too_much_is_not_taken_and_of_two_that_fit_the_faster() -> None:
@@ -72,13 +98,17 @@ def test_where_nothing_helps_the_plan_stays_as_it_was() -> None:
         {
             "block-checkpointing (share=0.5)": failed,
             "block-checkpointing (share=1.0)": measured(130.0, 60),
+            "activation-offload (share=0.5)": measured(130.0, 75),
+            "optimizer-offload": measured(130.0, 70),
         }
     )
     assert room.chosen == ()
-    assert [trial.verdict for trial in room.trials] == ["failed", "rejected"]
+    assert [trial.verdict for trial in room.trials] == ["failed", "rejected", "rejected", "rejected"]
     assert room.note == ""
 
 
 def test_what_does_not_suit_or_is_to_be_skipped_is_not_tried() -> None:
-    assert roomed({}, skip=("block-checkpointing",))[1] == []
-    assert roomed({}, job=JobFacts(device="cuda:0"))[1] == []
+    others = ("activation-offload", "optimizer-offload")
+    assert roomed({}, skip=("block-checkpointing", *others))[1] == []
+    assert roomed({}, job=JobFacts(device="cuda:0"), skip=others)[1] == []
+    assert roomed({}, job=JobFacts())[1] == []

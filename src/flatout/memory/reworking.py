@@ -1,0 +1,126 @@
+"""What nobody can imagine in one process, worked into a ledger: the same requests, other sizes or lives.
+
+The result goes through the same allocator. Sizes are as exact as the arithmetic; what travels, and when, is
+taken to go as it is written here.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from flatout.records.ledger import LedgerFile
+
+# What an event has that takes memory: number, bytes, place.
+_TAKES = 3
+# Eight bits and a scale for every 256 values, in place of 32 bits.
+_EIGHT_BIT = 0.25 + 1 / 256
+# Of the largest parameter, what a GPU holds of others' shares while it computes: a block's, and the next's.
+_GATHERED = 2
+# Of a transformer block's activations, what each GPU has whole when products are split: 10 parts in 34
+# (Korthikanti et al., 2022: what norms and dropouts keep).
+_WHOLE = 10 / 34
+# Saved for the way back: of a step's requests, what lives through so many is; smaller ones stay.
+_LIVES_LONG = 0.05
+_FEWEST_BYTES = 1 << 20
+# On their way out, on their way back, and those that are needed first.
+_WINDOWS_BYTES = 3 << 30
+
+Rework = Callable[[LedgerFile], LedgerFile]
+
+
+def eight_bit_optimizer(ledger: LedgerFile) -> LedgerFile:
+    """States in eight bits."""
+    return _resized(ledger, ledger.owners.get("optimizer", ()), lambda size: round(size * _EIGHT_BIT))
+
+
+def micro_batches(ledger: LedgerFile, parts: int) -> LedgerFile:
+    """What a step takes and gives back, in parts; what it keeps, and copies of weights, are whole."""
+    kept = {number for numbers in ledger.owners.values() for number in numbers} | _copies_of_weights(ledger)
+    sizes = [event[0] for event in ledger.events if len(event) == _TAKES and event[0] not in kept]
+    return _resized(ledger, sizes, lambda size: -(-size // parts))
+
+
+def sharded(ledger: LedgerFile, gpus: int) -> LedgerFile:
+    """Parameters, gradients and states shared by several GPUs; what computes comes together."""
+    owned = [
+        number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
+    ]
+    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
+    weights = [sizes[number] for number in ledger.owners.get("parameters", ()) if number in sizes]
+    if not weights:
+        return ledger
+    gathered = max(weights) * _GATHERED
+    return _with_workspace(_resized(ledger, owned, lambda size: -(-size // gpus)), gathered)
+
+
+def split_products(ledger: LedgerFile, gpus: int) -> LedgerFile:
+    """Weights, what belongs to them, and most of what products make: a part of each on each GPU."""
+    owned = {
+        number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
+    }
+    others = [event[0] for event in ledger.events if len(event) == _TAKES and event[0] not in owned]
+    smaller = _resized(ledger, list(owned), lambda size: -(-size // gpus))
+    return _resized(smaller, others, lambda size: round(size * (_WHOLE + (1 - _WHOLE) / gpus)))
+
+
+def states_away(ledger: LedgerFile) -> LedgerFile:
+    """States of the optimizer come for each update, when activations are gone, and leave after it."""
+    away = set(ledger.owners.get("optimizer", ()))
+    visits = [event for event in ledger.events if len(event) == _TAKES and event[0] in away]
+    number = max((event[0] for event in ledger.events), default=0)
+    events: list[list[int]] = []
+    owned: list[int] = []
+    for event in ledger.events:
+        if event[0] < 0:
+            numbers = range(number + 1, number + 1 + len(visits))
+            events += [[one, size, place] for one, (_, size, place) in zip(numbers, visits, strict=True)]
+            events += [[one] for one in numbers]
+            owned += numbers
+            number += len(visits)
+        if event[0] not in away:
+            events.append(event)
+    return dataclasses.replace(ledger, events=events, owners={**ledger.owners, "optimizer": owned})
+
+
+def activations_away(ledger: LedgerFile) -> LedgerFile:
+    """What is saved for the way back is on the host meanwhile; what is under way takes some room."""
+    kept = {number for numbers in ledger.owners.values() for number in numbers}
+    taken = {event[0]: (at, event[1]) for at, event in enumerate(ledger.events) if len(event) == _TAKES}
+    long = _LIVES_LONG * len(ledger.events) / max(1, ledger.updates)
+    saved = [
+        event[0]
+        for at, event in enumerate(ledger.events)
+        if len(event) == 1 and event[0] in taken and event[0] not in kept
+        if at - taken[event[0]][0] >= long and taken[event[0]][1] >= _FEWEST_BYTES
+    ]
+    under_way = min(_WINDOWS_BYTES, sum(taken[number][1] for number in saved) // max(1, ledger.updates))
+    smaller = _resized(ledger, saved, lambda _size: 1)
+    return _with_workspace(smaller, under_way)
+
+
+def _with_workspace(ledger: LedgerFile, size: int) -> LedgerFile:
+    """Some memory from the beginning to the end."""
+    number = max((event[0] for event in ledger.events), default=0) + 1
+    owners = {**ledger.owners, "workspace": [*ledger.owners.get("workspace", ()), number]}
+    place = next((event[2] for event in ledger.events if len(event) == _TAKES), 0)
+    return dataclasses.replace(ledger, events=[[number, size, place], *ledger.events], owners=owners)
+
+
+def _copies_of_weights(ledger: LedgerFile) -> set[int]:
+    """What autocast makes of weights: as large as half of one, and made by a conversion."""
+    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
+    halves = {sizes[number] // 2 for number in ledger.owners.get("parameters", ()) if number in sizes}
+    converts = {place for place, (*_, operator) in enumerate(ledger.places) if operator == "aten::_to_copy"}
+    return {
+        event[0]
+        for event in ledger.events
+        if len(event) == _TAKES and event[2] in converts and event[1] in halves
+    }
+
+
+def _resized(ledger: LedgerFile, numbers: Sequence[int], size: Callable[[int], int]) -> LedgerFile:
+    chosen = set(numbers)
+    events = [
+        [event[0], size(event[1]), event[2]] if len(event) == _TAKES and event[0] in chosen else event
+        for event in ledger.events
+    ]
+    return dataclasses.replace(ledger, events=events)
