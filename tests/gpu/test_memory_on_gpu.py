@@ -138,3 +138,33 @@ def test_what_fit_predicts_is_what_is_reserved(tmp_path: Path) -> None:
     words = [sys.executable, "train.py", "--batch-size", "32"]
     measured = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert predicted["reserved_bytes"] == pytest.approx(int(measured.split()[-1]), rel=0.02)
+
+
+EVALUATES = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for _ in range(5):
+        model.train()
+        loss = model(torch.randn(8, 64, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    free, total = torch.cuda.mem_get_info()
+    torch.empty(int(free - 0.03 * total), dtype=torch.uint8, device="cuda")  # and nobody holds it
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(3, 64, device="cuda"))
+"""
+
+
+@pytest.mark.timeout(200)
+def test_cached_memory_is_given_back_before_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EVALUATES)
+    done = ran("run", "--json", "--as-written", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    cleanups = json.loads(done.stdout)["cleanups"]
+    # The first evaluation comes while it is not known yet which modules train.
+    assert cleanups["evaluations"] >= 2
+    assert cleanups["freed_bytes"] > 50 * GIB

@@ -139,6 +139,8 @@ class ForwardTap:
                 session.watching = True
                 now = clock()
                 log(("mode", now, now, bool(mode)))
+                if not mode and session.cleanup is not None:
+                    session.guarded("cleanup", session.cleanup.before_evaluation)
             return real(module, mode)
 
         return unseen(train)

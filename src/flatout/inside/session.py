@@ -13,6 +13,7 @@ from flatout.inside import stopping
 from flatout.inside.autopsy import AutopsyTap
 from flatout.inside.backward import BackwardTap
 from flatout.inside.bench import Bench
+from flatout.inside.cleanup import CleanupTap
 from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
@@ -56,6 +57,7 @@ _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "compiler": CompilerTap,
     "habits": HabitsTap,
     "autopsy": AutopsyTap,
+    "cleanup": CleanupTap,
 }
 # By now optimizers have their state and gradients exist: what the job holds can be told apart.
 _LEARN_AT = 2
@@ -98,6 +100,7 @@ class Session:
         self.records = OpenRecords(torch) if order.record or order.watch_every else None
         self.watch = Watch(self, order.watch_every) if order.watch_every else None
         self.habits: HabitsTap | None = None
+        self.cleanup: CleanupTap | None = None
         self.in_backward = False
         self._memory: MemoryTap | None = None
         self._compiler: CompilerTap | None = None
@@ -128,6 +131,7 @@ class Session:
         self._memory = self._tap("memory", MemoryTap)
         self._compiler = self._tap("compiler", CompilerTap)
         self.habits = self._tap("habits", HabitsTap)
+        self.cleanup = self._tap("cleanup", CleanupTap)
         if self.order.same_random:
             self.guarded("same random", draw_the_same, self.torch)
         if self.order.loader:

@@ -38,6 +38,14 @@ class Alarm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Cleanups:
+    """Cached memory that was given back before evaluations, where the device was nearly full."""
+
+    evaluations: int = 0
+    freed_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobRun:
     """A few figures; the steps lie in the run folder."""
 
@@ -56,6 +64,7 @@ class JobRun:
     # Of a job that was watched: when it became slower, and the recordings that were made of it.
     alarms: tuple[Alarm, ...] = ()
     recordings: tuple[str, ...] = ()
+    cleanups: Cleanups = Cleanups()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

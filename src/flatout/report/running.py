@@ -6,7 +6,7 @@ from rich.console import Console
 
 from flatout.records.plan import Plan
 from flatout.records.running import JobRun
-from flatout.records.words import percent, three_digits
+from flatout.records.words import memory_size, percent, three_digits
 from flatout.report.plain import inert, line
 
 
@@ -42,5 +42,8 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.recordings:
         last = done.recordings[-1]
         console.print(line(f"flatout: {len(done.recordings)} recordings; flatout trace {inert(last)}"))
+    if done.cleanups.evaluations:
+        freed, times = memory_size(done.cleanups.freed_bytes), done.cleanups.evaluations
+        console.print(line(f"flatout: gave {freed} of cached memory back before {times} evaluations"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))

@@ -36,9 +36,11 @@ def judge_first_steps(losses: Losses, seen: SeenLosses | None, pairing: dict[str
         return Continued(
             verdict="unknown", steps=len(first), reason="what tuning saw is not here: its run folder is gone"
         )
-    # Where other elements are dropped, losses differ by more than rounding. (Without twins, none are.)
-    if _is_same(seen.pairing, pairing) and not (seen.draws and seen.twins):
-        return _paired(first, seen)
+    if _is_same(seen.pairing, pairing):
+        found = _paired(first, seen)
+        # Under levers that change numbers, other elements may be dropped: then losses differ by more.
+        if found.verdict == "inside" or not (seen.draws and seen.twins):
+            return found
     return _by_level(first, seen.as_written)
 
 

@@ -10,7 +10,7 @@ from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.memory.autopsy import restart_with
 from flatout.records.autopsy import Autopsy
 from flatout.records.plan import Fingerprint, Plan
-from flatout.records.running import Alarm, Continued, JobRun
+from flatout.records.running import Alarm, Cleanups, Continued, JobRun
 from flatout.records.session import TAPS
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
@@ -46,7 +46,7 @@ def run_job(
             **order_of(plan.levers),
             "pair_updates": 1,
             "watch_every": watch_every,
-            "taps": (*TAPS, "autopsy"),
+            "taps": (*TAPS, "autopsy", "cleanup"),
         },
         output_to_stderr=output_to_stderr,
         environment=environment,
@@ -104,6 +104,7 @@ def _job_run(
         mfu=plan.mfu * samples_per_s / promised if plan.mfu and promised and samples_per_s else None,
         guard=_continued(plan, now, ranks, seen) if plan.levers else None,
         alarms=tuple(alarms_in(place)),
+        cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         notes=tuple(plan.job.differences(now)),
         unknown={
