@@ -7,6 +7,7 @@ sizes, put through the same allocator.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from flatout.memory.reworking import (
@@ -65,6 +66,17 @@ ALL = Choice(id="block-checkpointing", settings={"share": 1.0})
 ACTIVATIONS_AWAY = Choice(id="activation-offload", settings={"share": 1.0})
 STATES_AWAY = Choice(id="optimizer-offload")
 
+# What is divided among several, what that costs, and how to have it.
+_SEVERAL_GPUS: tuple[tuple[str, float, Callable[..., LedgerFile], str], ...] = (
+    ("FSDP", _SHARDED, sharded, "torch.distributed.fsdp.fully_shard, block by block"),
+    (
+        "tensor parallel",
+        _SPLIT,
+        split_products,
+        "torch.distributed.tensor.parallel.parallelize_module, block by block",
+    ),
+)
+
 AS_WRITTEN = Strategy(words="as written", slowdown=1.0, how="")
 
 
@@ -92,17 +104,6 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
     ]
     found += [
         _on_top(
-            leanest,
-            f"{parts} micro-batches",
-            _SMALLER_BATCHES,
-            functools.partial(micro_batches, parts=parts),
-            how="flatout.microbatch: the same gradients, a part at a time",
-        )
-        for parts in (2, 4, 8, 16)
-        if ledger.batch is None or parts <= ledger.batch
-    ]
-    found += [
-        _on_top(
             base,
             "optimizer states on the host",
             _STATES_AWAY,
@@ -124,28 +125,15 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
         )
         for base in (AS_WRITTEN, *precision)
     ]
-    found += [
-        _on_top(
-            leanest,
-            f"tensor parallel over {gpus} GPUs",
-            _SPLIT,
-            functools.partial(split_products, gpus=gpus),
-            how="torch.distributed.tensor.parallel.parallelize_module, block by block",
-            gpus=gpus,
-        )
-        for gpus in (2, 4, 8)
-    ]
-    found += [
-        _on_top(
-            leanest,
-            f"FSDP over {gpus} GPUs",
-            _SHARDED,
-            functools.partial(sharded, gpus=gpus),
-            how="torch.distributed.fsdp.fully_shard, block by block",
-            gpus=gpus,
-        )
-        for gpus in (2, 4, 8)
-    ]
+    for parts in (2, 4, 8, 16):
+        if ledger.batch is None or parts <= ledger.batch:
+            rework = functools.partial(micro_batches, parts=parts)
+            how = "flatout.microbatch: the same gradients, a part at a time"
+            found.append(_on_top(leanest, f"{parts} micro-batches", _SMALLER_BATCHES, rework, how=how))
+    for gpus in (2, 4, 8):
+        for words, cost, rework_for, how in _SEVERAL_GPUS:
+            rework = functools.partial(rework_for, gpus=gpus)
+            found.append(_on_top(leanest, f"{words} over {gpus} GPUs", cost, rework, how=how, gpus=gpus))
     return sorted(found, key=lambda one: (one.gpus, one.slowdown, one.changes_training))
 
 
