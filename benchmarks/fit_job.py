@@ -223,9 +223,11 @@ def batch_of(chosen: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(chosen: argparse.Namespace) -> None:
     """A few updates."""
-    model = build(chosen).to("cuda")
+    model: Any = build(chosen).to("cuda")
     if chosen.precision == "bf16":
         model = model.to(torch.bfloat16)
+    if chosen.compile:
+        model = torch.compile(model)
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     more = {"momentum": 0.9} if chosen.optimizer == "sgd" else {}
     optimizer = kinds[chosen.optimizer](model.parameters(), lr=1e-4, **more)
@@ -254,6 +256,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=("fp32", "autocast", "bf16"))
     parser.add_argument("--optimizer", default="adamw", choices=("adamw", "sgd"))
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--updates", type=int, default=5)
     train(parser.parse_args())
     peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
