@@ -97,6 +97,12 @@ def test_what_depends_on_values_is_named(flatout: Run, tmp_path: Path) -> None:
     assert any("train.py:" in note and "counted at its largest" in note for note in found["notes"])
 
 
+def test_what_is_compiled_is_counted_as_written(flatout: Run, tmp_path: Path) -> None:
+    found = fitted(flatout, tmp_path, before="model = torch.compile(model)")
+    assert any("train.py:" in note and "compiled" in note for note in found["notes"])
+    assert found["parts"]["parameters"] == PARAMETERS
+
+
 def test_a_script_that_uses_no_gpu(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN).replace('"cuda" if', '"cpu" if'))
     nothing = json.loads(flatout("fit", "--json", "train.py").stdout)

@@ -5,6 +5,8 @@ import sys
 import weakref
 from typing import Any
 
+from flatout.memory.imagined.ledger import Ledger
+
 _OPTIMIZERS = (
     *("adam", "adamw", "sgd", "rmsprop", "adagrad", "nadam", "radam", "adadelta", "adamax", "asgd", "rprop"),
 )
@@ -30,13 +32,13 @@ class _Idle:
         return None
 
 
-def stand_in(torch: Any, moving: list[int]) -> None:
+def stand_in(torch: Any, moving: list[int], ledger: Ledger) -> None:
     """Put all of them in place, for as long as the process lives."""
     _cuda(torch.cuda)
     _modules(torch, moving)
     _precision(torch)
     _values(torch)
-    torch.compile = _as_written
+    torch.compile = _as_written(ledger)
     torch.save = _answering(None)  # there is nothing to be saved
     for name in _OPTIMIZERS:
         module = sys.modules.get(f"torch.optim.{name}")
@@ -160,5 +162,11 @@ def _values(torch: Any) -> None:
     tensor.__array__ = lambda self, *_more: numpy(self)
 
 
-def _as_written(model: Any = None, **_options: Any) -> Any:
-    return model if model is not None else (lambda function: function)
+def _as_written(ledger: Ledger) -> Any:
+    """What is to be compiled stays what it is, and that is noted."""
+
+    def compile(model: Any = None, **_options: Any) -> Any:  # noqa: A001 - it is called so
+        ledger.guess("compile")
+        return model if model is not None else (lambda function: function)
+
+    return compile

@@ -16,7 +16,7 @@ def imagine(torch: Any, folder: Path) -> Ledger:
 
     ledger = Ledger(torch, folder)
     wanted, moving = [0], [0]
-    stand_in(torch, moving)
+    stand_in(torch, moving, ledger)
     believes = believer(torch, ledger, wanted, moving)
     for mode in (
         fake.FakeTensorMode(allow_non_fake_inputs=True),
