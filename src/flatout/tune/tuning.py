@@ -173,6 +173,7 @@ class _Tuner:
         most = self._request.max_memory_bytes
         if most is None:
             return found, measured, ()
+        only = self._request.only
         with self._stage("memory"):
             now = measured or (
                 self._measurer.measure("the plan's memory", found, as_written)
@@ -186,7 +187,7 @@ class _Tuner:
                 now,
                 most,
                 job,
-                self._request.skip,
+                lambda lever: lever in self._request.skip or bool(only and lever not in only),
                 lambda what, levers: self._measurer.measure(what, levers, as_written),
             )
         if room.note:

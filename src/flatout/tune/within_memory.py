@@ -1,7 +1,7 @@
 """Room for a plan that takes more memory than it may: computing again or sending away, as needed."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import msgspec
 
@@ -46,7 +46,7 @@ def make_room(
     now: Measured,
     most_bytes: int,
     job: JobFacts,
-    skip: Collection[str],
+    left_out: Callable[[str], bool],
     measure: Measure,
 ) -> Room:
     """Ways in the order of their cost, until two fit; the faster of these.
@@ -58,7 +58,7 @@ def make_room(
     waiting = list(_WAYS)
     while waiting and len(fitting) < _COMPARED:
         way = waiting.pop(0)
-        if way.id in skip or not _suits(way, chosen, job):
+        if left_out(way.id) or not _suits(way, chosen, job):
             continue
         predicted = BY_ID[way.id].predict(job, way.settings)
         together = ordered((*chosen, dataclasses.replace(way, predicted_speedup=predicted)))

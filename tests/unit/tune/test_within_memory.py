@@ -32,7 +32,7 @@ def roomed(
         return answers[added.words()]
 
     now = Measured(PACE, None, "stopped")
-    return make_room(chosen, now, 40 * GIB, job, skip, measure), asked
+    return make_room(chosen, now, 40 * GIB, job, skip.__contains__, measure), asked
 
 
 def test_half_is_too_much_or_too_little_and_two_points_tell_how_much_is_needed() -> None:
