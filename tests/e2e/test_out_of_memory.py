@@ -10,6 +10,7 @@ from flatout.runtime.profiling import ProfileRequest
 from flatout.tune.running import plan_after
 from tests.e2e.conftest import Run
 from tests.e2e.test_fit import BLOCKS
+from tests.pages import parsed
 
 MIB = 1 << 20
 ENDS = """
@@ -30,7 +31,12 @@ def test_a_job_that_runs_out_says_so_and_ends_as_it_would(flatout: Run, tmp_path
     assert done.returncode == 1
     assert "out of memory: more was asked for after 5 updates" in done.stderr
     [path] = (tmp_path / ".flatout" / "runs").glob("*/autopsy.json")
-    assert json.loads(path.read_text())["found"]["updates"] == 5
+    autopsy = json.loads(path.read_text())
+    assert autopsy["found"]["updates"] == 5
+    assert autopsy["snapshot"] is None
+    page = tmp_path / autopsy["report"]
+    assert f"the picture: {autopsy['report']}" in done.stderr
+    assert "Out of memory: more was asked for after 5 updates" in parsed(page.read_text()).text
     assert "out of memory: more was asked for" in flatout("report", path.parent.name).stdout
 
 
@@ -61,6 +67,7 @@ def test_what_a_gpu_noted_leads_to_levers_that_make_it_fit(tmp_path: Path) -> No
         "phase": "forward",
     }
     (rank / "out-of-memory.json").write_text(json.dumps(noted))
+    (rank / "out-of-memory.pickle").write_bytes(b"torch's own")
     request = ProfileRequest(command=job_command([str(script)]))
 
     found = autopsy(request, "a run", tmp_path / "run" / "job", lambda *_: None)
@@ -68,6 +75,7 @@ def test_what_a_gpu_noted_leads_to_levers_that_make_it_fit(tmp_path: Path) -> No
     assert found is not None
     assert found.others_bytes == (1700 - 10 - 1300) * MIB
     assert round(found.fragmented_share, 2) == 0.15
+    assert found.snapshot == str(rank / "out-of-memory.pickle")
     way = restart_with(found)
     assert way is not None
     assert way.fits

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,11 @@ def test_the_autopsy_names_it_and_the_job_goes_on_with_what_fits(tmp_path: Path)
     assert max(found["parts"], key=found["parts"].get) == "activations"
     assert f"train.py:{LINE} in forward" in found["holders"][0]["where"]
     assert found["phase"] == "forward"
+    calls = [call.partition(" in ")[2] for call in found["stacks"][0]["frames"]]
+    assert [name.rpartition(".")[2] for name in calls] == ["<module>", "forward", "forward"]
+    assert "train.py" in (tmp_path / autopsy["report"]).read_text()
+    snapshot = pickle.loads((tmp_path / autopsy["snapshot"]).read_bytes())
+    assert "total_allocated" in torch.cuda._memory_viz.segsum(snapshot)
     assert autopsy["fixes"]
     assert "block-checkpointing" in " ".join(json.loads(done.stdout)["levers"])
     assert done.stderr.count("loss ") == 6

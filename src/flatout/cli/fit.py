@@ -10,6 +10,8 @@ from flatout.cli.jobs import JOB_SETTINGS, job_options, new_run, request_for
 from flatout.cli.options import Output, Size, common_options
 
 if TYPE_CHECKING:
+    from flatout.records.fit import Fit
+    from flatout.records.runs import RunFolder
     from flatout.runtime.profiling import ProfileRequest
 
 
@@ -63,6 +65,12 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
     metavar="SIZES",
     help="Batch sizes to try by the script's own option, such as 1,8,32.",
 )
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write every request up to the peak for torch's own viewer, pytorch.org/memory_viz.",
+)
 @job_options
 @common_options
 def command(
@@ -71,6 +79,7 @@ def command(
     gpus: str,
     max_memory: int | None,
     sizes: list[int],
+    snapshot: Path | None,
     files: tuple[Path, ...],
     configs: tuple[Path, ...],
     context: int,
@@ -85,12 +94,15 @@ def command(
     Where it does not fit into what you name, ways to make it fit are tried in the same manner: half
     precision, blocks computed again, other optimizers, parts of a batch, several GPUs; the cheapest first.
 
+    A page with the picture lies in the run folder: memory over the updates, and the calls that hold it.
+
     \b
     Examples:
       flatout fit train.py --batch-size 32
       flatout fit --gpu l4,rtx4090,h100-80gb-sxm train.py
       flatout fit --max-memory 24GiB train.py
       flatout fit --batch 8,16,32 train.py
+      flatout fit --snapshot memory.pickle train.py
       flatout fit --load model.safetensors --gpu l4
       flatout fit --hf llama/config.json --hf qwen/ --batch 1,8 --context 4096 --gpu l4,h100-80gb-sxm
       flatout fit --json train.py | jq .reserved_bytes
@@ -100,6 +112,8 @@ def command(
     from flatout.report.fit import draw_fit, draw_sizes
 
     named = gpus.replace(",", " ").split()
+    if snapshot is not None:
+        _insist_on_one_job(snapshot, is_one=bool(words) and len(sizes) < 2)
     if files:
         return _load(output, files, words, named)
     if configs:
@@ -113,9 +127,15 @@ def command(
         text = f"imagining a GPU, batch {size}" if size is not None else "imagining a GPU"
         with new_run(output, "fit") as folder, output.progress(text) as progress:
             fit = fit_job(
-                one, folder.manifest.id, folder.path, progress, gpus=named, max_memory_bytes=max_memory
+                one,
+                folder.manifest.id,
+                folder.path,
+                progress,
+                gpus=named,
+                max_memory_bytes=max_memory,
+                snapshot=snapshot,
             )
-            folder.write("fit", 1, fit)
+            fit = _kept(fit, folder)
         found.append((size, fit))
     if output.as_json:
         documents = [fit for _, fit in found]
@@ -124,7 +144,45 @@ def command(
         draw_sizes(found, output.console())
     else:
         draw_fit(found[0][1], output.console())
+    if not output.as_json:
+        for size, fit in found:
+            of = f" of batch {size}" if size is not None else ""
+            output.notice(f"the picture{of}: {fit.report}")
+        if snapshot is not None:
+            output.notice(f"for pytorch.org/memory_viz: {snapshot}")
     return EXIT_DONE
+
+
+def _kept(fit: "Fit", folder: "RunFolder") -> "Fit":
+    """The document first: a page that cannot be written must not cost a fit."""
+    import dataclasses
+
+    from flatout.records.atomic import write_atomically
+    from flatout.report.fit_page import fit_page
+
+    page = folder.path / "report.html"
+    fit = dataclasses.replace(fit, report=str(page))
+    folder.write("fit", 1, fit)
+    write_atomically(page, fit_page(fit).encode("utf-8", "replace"))
+    return fit
+
+
+def _insist_on_one_job(snapshot: Path, *, is_one: bool) -> None:
+    """Before anything runs: there must be one job to write of, and a place to write to."""
+    from flatout.records.errors import CallerMistake
+
+    if not is_one:
+        raise CallerMistake(
+            "--snapshot was given without a script, or with several batch sizes",
+            expected="one script with one batch size: a snapshot is of one job",
+            remedy=f"flatout fit --snapshot {snapshot} train.py",
+        )
+    if not snapshot.parent.is_dir():
+        raise CallerMistake(
+            f"there is no folder {str(snapshot.parent)!r} for the snapshot",
+            expected="a file in a folder that exists",
+            remedy="--snapshot memory.pickle",
+        )
 
 
 def _models(
@@ -138,6 +196,7 @@ def _models(
     """Each model for each use, with each batch: a table."""
     from flatout.memory.fit import fit_job
     from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.places import PROJECT_FOLDER
     from flatout.report.fit import draw_models
 
     for path in configs:
@@ -163,13 +222,14 @@ def _models(
                         gpus=gpus,
                         look_for_ways=False,
                     )
-                    folder.write("fit", 1, fit)
+                    fit = _kept(fit, folder)
                 name = path.parent.name if path.name == "config.json" else path.name
                 rows.append({"model": name, "use": use, "batch": size, "context": context, "fit": fit})
     if output.as_json:
         output.document("fit", 1, {"models": rows})
     else:
         draw_models(rows, output.console())
+        output.notice(f"the pictures: {PROJECT_FOLDER}/runs/*-fit-*/report.html, a page for each row")
     return EXIT_DONE
 
 

@@ -112,13 +112,24 @@ def command(
 
 def _out_of_memory(output: Output, request: "ProfileRequest", folder: "RunFolder") -> "Autopsy | None":
     """The autopsy of a job that ended so; None for one that failed for another reason."""
+    import dataclasses
+
     from flatout.memory.autopsy import autopsy
+    from flatout.records.atomic import write_atomically
     from flatout.report.autopsy import draw_autopsy
+    from flatout.report.autopsy_page import autopsy_page
     from flatout.tune.running import JOB_FOLDER
 
     with output.progress("out of memory: what held it") as progress:
         found = autopsy(request, folder.manifest.id, folder.path / JOB_FOLDER, progress)
-    if found is not None:
-        folder.write("autopsy", 1, found)
-        draw_autopsy(found, output.error_console())
+    if found is None:
+        return None
+    page = folder.path / "autopsy.html"
+    found = dataclasses.replace(found, report=str(page))
+    folder.write("autopsy", 1, found)
+    write_atomically(page, autopsy_page(found).encode("utf-8", "replace"))
+    draw_autopsy(found, output.error_console())
+    output.notice(f"the picture: {page}")
+    if found.snapshot is not None:
+        output.notice(f"for pytorch.org/memory_viz: {found.snapshot}")
     return found

@@ -11,14 +11,16 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.calls import Files, way_of
 from flatout.inside.out_of_memory import is_out_of_memory
+from flatout.inside.snapshot_file import keep_snapshot
 from flatout.levers.places import is_users_file
-from flatout.records.session import OUT_OF_MEMORY_FILE
+from flatout.records.session import OUT_OF_MEMORY_FILE, OUT_OF_MEMORY_SNAPSHOT
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
-_HOLDERS = 40
+_HOLDERS, _STACKS = 40, 200
 
 
 class AutopsyTap:
@@ -54,7 +56,8 @@ class AutopsyTap:
         try:
             torch = self._session.torch
             snapshot = torch.cuda.memory._snapshot(device)  # noqa: SLF001
-            found = held(snapshot, owners(self._session.optimizers(), self._session.roots()))
+            owned = owners(self._session.optimizers(), self._session.roots())
+            found = held(snapshot, owned, Files(torch))
             stats = torch.cuda.memory_stats(device)
             self._write(
                 {
@@ -68,6 +71,7 @@ class AutopsyTap:
                     **found,
                 }
             )
+            keep_snapshot(snapshot, self._session.folder() / OUT_OF_MEMORY_SNAPSHOT)
         except Exception as error:  # noqa: BLE001 - the job has trouble enough
             self._session.fail("autopsy", error)
 
@@ -107,10 +111,11 @@ def owners(optimizers: list[Any], roots: list[Any]) -> dict[int, str]:
     return found
 
 
-def held(snapshot: dict[str, Any], owners: dict[int, str]) -> dict[str, Any]:
+def held(snapshot: dict[str, Any], owners: dict[int, str], files: Files) -> dict[str, Any]:
     """What an allocator's snapshot says of who holds what."""
     parts: dict[str, int] = {}
     lines: dict[tuple[str, str], list[int]] = {}
+    stacks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     cached = largest = 0
     for segment in snapshot["segments"]:
         address = segment["address"]
@@ -122,19 +127,33 @@ def held(snapshot: dict[str, Any], owners: dict[int, str]) -> dict[str, Any]:
             else:
                 category = owners.get(address, "activations")
                 parts[category] = parts.get(category, 0) + size
-                line = lines.setdefault((category, _line_of(block.get("frames", ()))), [0, 0])
-                line[0], line[1] = line[0] + size, line[1] + 1
+                line, calls = way_of(_calls(block.get("frames", ()), files))
+                _count(lines, (category, line or ""), size)
+                _count(stacks, (category, calls), size)
             address += size
-    most = sorted(lines.items(), key=lambda item: -item[1][0])[:_HOLDERS]
     return {
         "parts": parts,
         "cached_bytes": cached,
         "largest_cached_bytes": largest,
         "holders": [
             {"category": category, "where": where, "size_bytes": size, "count": count}
-            for (category, where), (size, count) in most
+            for (category, where), (size, count) in _largest(lines, _HOLDERS)
+        ],
+        "stacks": [
+            {"category": category, "frames": calls, "size_bytes": size, "count": count}
+            for (category, calls), (size, count) in _largest(stacks, _STACKS)
         ],
     }
+
+
+def _count(sums: dict[Any, list[int]], key: Any, size: int) -> None:
+    both = sums.setdefault(key, [0, 0])
+    both[0] += size
+    both[1] += 1
+
+
+def _largest(sums: dict[Any, list[int]], most: int) -> list[tuple[Any, list[int]]]:
+    return sorted(sums.items(), key=lambda item: -item[1][0])[:most]
 
 
 def _own(found: dict[int, str], category: str, value: Any) -> None:
@@ -142,12 +161,13 @@ def _own(found: dict[int, str], category: str, value: Any) -> None:
         found[value.untyped_storage().data_ptr()] = category
 
 
-def _line_of(frames: Any) -> str:
-    """The innermost line of the user's own code."""
-    for frame in frames:
-        if is_users_file(frame["filename"]):
-            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
-    return ""
+def _calls(frames: Any, files: Files) -> list[tuple[bool, str]]:
+    """A block's calls, the innermost first, each with whether it is the user's own."""
+    return [
+        (is_users, f"{frame['filename']}:{frame['line']} in {frame['name']}")
+        for frame in frames
+        if (is_users := files.is_users(frame["filename"])) is not None
+    ]
 
 
 def _where_now() -> str:

@@ -1,8 +1,8 @@
 """Gives cached memory back before an evaluation, where the device is nearly full.
 
 Batches of an evaluation have other shapes: what training left in the cache fits them badly, and what is in
-pieces cannot be given back later. Only between training and evaluation: in the loop it would cost more than it
-gives.
+pieces cannot be given back later. Only between training and evaluation: in the loop it would cost more than
+it gives.
 """
 
 from typing import TYPE_CHECKING

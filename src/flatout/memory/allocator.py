@@ -29,6 +29,24 @@ class OutOfMemory(Exception):
         self.allocated_bytes = allocated_bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A piece of a segment, held or free; addresses are below 0, where the driver began."""
+
+    address: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What was reserved at once, and how it is split."""
+
+    address: int
+    size: int
+    is_small: bool
+    blocks: tuple[Block, ...]
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class _Block:
     pool: "_Pool"
@@ -79,6 +97,8 @@ class CachingAllocator:
         self._expandable = expandable
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._held: dict[int, _Block] = {}
+        # Where segments do not expand: the first block of each, by address.
+        self._first: dict[int, _Block] = {}
         self._lowest_address = 0
         self._next_handle = 0
         self.allocated_bytes = 0
@@ -130,6 +150,7 @@ class CachingAllocator:
                     self._shrink(pool, block)
                 elif block.is_whole:
                     pool.take(block)
+                    del self._first[block.address]
                     self.reserved_bytes -= block.size
 
     @property
@@ -137,7 +158,24 @@ class CachingAllocator:
         """Reserved, and held by nobody."""
         return self.reserved_bytes - self.allocated_bytes
 
+    def address_of(self, handle: int) -> int:
+        """Where the block lies that serves a request."""
+        return self._held[handle].address
+
+    def segments(self) -> list[Segment]:
+        """All that is reserved, the latest first; not for segments that expand."""
+        return [self._segment(self._first[address]) for address in sorted(self._first)]
+
     # Segments
+
+    def _segment(self, first: _Block) -> Segment:
+        blocks = []
+        block: _Block | None = first
+        while block is not None:
+            blocks.append(Block(block.address, block.size))
+            block = block.after
+        size = sum(block.size for block in blocks)
+        return Segment(first.address, size, first.pool.is_small, tuple(blocks))
 
     def _more(self, pool: _Pool, size: int) -> _Block:
         """Reserve what the request needs; where there is no room, after giving back what is unused."""
@@ -164,7 +202,9 @@ class CachingAllocator:
         self._lowest_address -= needed
         block = _Block(pool, self._lowest_address, needed)
         last = pool.last
-        if self._expandable:
+        if not self._expandable:
+            self._first[block.address] = block
+        else:
             pool.last = block
             if last is not None:
                 last.after, block.before = block, last

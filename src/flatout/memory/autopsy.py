@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from flatout.analyze.profile import growth
+from flatout.analyze.growth import growth
 from flatout.analyze.steps import read_ranks
 from flatout.levers.catalogue import BY_ID
 from flatout.memory.fit import fit_job
 from flatout.records.autopsy import Autopsy, OutOfMemory, read_out_of_memory
 from flatout.records.errors import FlatoutError
 from flatout.records.fit import FitOption
-from flatout.records.session import RANKS_FOLDER
+from flatout.records.session import OUT_OF_MEMORY_SNAPSHOT, RANKS_FOLDER
 from flatout.runtime.profiling import ProfileRequest
 from flatout.runtime.trial import OnProgress
 
@@ -46,6 +46,7 @@ def autopsy(
         except FlatoutError as error:
             notes.append(f"what would help could not be found: {str(error).splitlines()[0]}")
     steps = next((one.steps for one in read_ranks(place) if one.folder == folder), ())
+    snapshot = folder / OUT_OF_MEMORY_SNAPSHOT
     return Autopsy(
         run=run,
         command=request.command.words,
@@ -55,6 +56,7 @@ def autopsy(
         fragmented_share=_fragmented(noted),
         growth_bytes_per_step=growth(steps, on_gpu=noted.on_gpu) if steps else None,
         fixes=fixes,
+        snapshot=str(snapshot) if snapshot.exists() else None,
         notes=tuple(notes),
     )
 

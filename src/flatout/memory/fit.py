@@ -9,9 +9,10 @@ from flatout.hardware.catalogue import price_table, select
 from flatout.memory.imagining import Imaginer, largest_ledger
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, option_of, plan
 from flatout.memory.replaying import Replayed, replay
+from flatout.memory.snapshot import write_snapshot
 from flatout.memory.strategies import AS_WRITTEN
 from flatout.records.errors import JobFailed
-from flatout.records.fit import Fit, MemoryHolder
+from flatout.records.fit import Fit, MemoryHolder, MemoryStack
 from flatout.records.ledger import LedgerFile
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
@@ -42,10 +43,12 @@ def fit_job(
     gpus: Sequence[str] = (),
     max_memory_bytes: int | None = None,
     look_for_ways: bool = True,
+    snapshot: Path | None = None,
 ) -> Fit:
     """Run the script on an imagined GPU; raises JobFailed where that cannot be.
 
-    Where it does not fit into what was named, ways to make it fit are imagined too.
+    Where it does not fit into what was named, ways to make it fit are imagined too. `snapshot` is a file for
+    torch's own viewer of memory.
     """
     began = time.monotonic()
     budgets: list[Budget] = list(select(gpus)) if gpus else []
@@ -57,6 +60,8 @@ def fit_job(
     trial, place = imaginer.run(())
     ledger = _ledger_of(trial, place, request.command)
     replayed = replay(ledger)
+    if snapshot is not None:
+        write_snapshot(ledger, replayed.peak_event, snapshot)
     options = tuple(option_of(one, AS_WRITTEN, ledger, replayed, _price(one.id)) for one in budgets)
     short = [one for one, option in zip(budgets, options, strict=True) if option.fits is not True]
     found = plan(ledger, short, imaginer.ledger, _price) if short and is_asked and look_for_ways else None
@@ -71,28 +76,52 @@ def fit_job(
         updates=ledger.updates,
         where=where,
         options=options,
-        holders=tuple(
-            MemoryHolder(
-                where=_from_here(*held.place[:3]) if held.place[0] else "",
-                category=held.category,
-                operator=held.place[3].removeprefix("aten::").lstrip("_").removesuffix("_for_cpu"),
-                size_bytes=held.size_bytes,
-                count=held.count,
-            )
-            for held in replayed.holders[:_HOLDERS]
-        ),
+        holders=_holders(replayed),
         strategies=found.options if found is not None else (),
         least_bytes=found.least_bytes if found is not None else None,
         least_by=found.least_words if found is not None else "",
         timeline=replayed.timeline,
+        update_events=ledger.update_events,
+        stacks=_stacks(replayed),
         took_s=time.monotonic() - began,
         notes=tuple(_notes(ledger, replayed)),
+    )
+
+
+def _holders(replayed: Replayed) -> tuple[MemoryHolder, ...]:
+    return tuple(
+        MemoryHolder(
+            where=_from_here(*held.place[:3]) if held.place[0] else "",
+            category=held.category,
+            operator=_plain(held.place[3]),
+            size_bytes=held.size_bytes,
+            count=held.count,
+        )
+        for held in replayed.holders[:_HOLDERS]
+    )
+
+
+def _stacks(replayed: Replayed) -> tuple[MemoryStack, ...]:
+    return tuple(
+        MemoryStack(
+            frames=tuple(_from_here(*call) for call in held.calls),
+            category=held.category,
+            operator=_plain(held.operator),
+            size_bytes=held.size_bytes,
+            count=held.count,
+        )
+        for held in replayed.stacks
     )
 
 
 def _price(gpu: str) -> float | None:
     price = price_table().cheapest(gpu)
     return price.usd_per_gpu_hour if price is not None else None
+
+
+def _plain(operator: str) -> str:
+    """As people call it: `addmm`."""
+    return operator.removeprefix("aten::").lstrip("_").removesuffix("_for_cpu")
 
 
 def _from_here(file: str, line: int, function: str) -> str:
@@ -119,7 +148,10 @@ def _notes(ledger: LedgerFile, replayed: Replayed) -> list[str]:
         notes.append("the script made one update: what an optimizer holds may not be in the peak")
     if not replayed.allocated_bytes:
         notes.append("the script put nothing on the GPU")
-    shapes = [kind for kind in ledger.guessed if kind != "item"]
+    if "compile" in ledger.guessed:
+        places = ", ".join(sorted(ledger.guessed["compile"])[:3])
+        notes.append(f"what is compiled at {places} is counted as written: compiled, it keeps less as a rule")
+    shapes = [kind for kind in ledger.guessed if kind not in ("item", "compile")]
     for kind in shapes:
         places = ", ".join(sorted(ledger.guessed[kind])[:3])
         notes.append(f"{kind} at {places} gives as much as its values say: counted at its largest")

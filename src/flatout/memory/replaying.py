@@ -3,22 +3,11 @@
 import dataclasses
 
 from flatout.memory.allocator import CachingAllocator, rounded
+from flatout.memory.holders import NOBODYS, TAKES, Held, HeldStack, Holders, owners_of
 from flatout.records.fit import MemoryAt, MemoryParts
 from flatout.records.ledger import LedgerFile
 
 _POINTS = 240
-# What an event has that takes memory: number, bytes, place.
-_TAKES = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """What one place of the source holds at the peak."""
-
-    place: tuple[str, int, str, str]
-    category: str
-    size_bytes: int
-    count: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +19,11 @@ class Replayed:
     parts: MemoryParts
     # File, line, function and operator of the request that set the peak.
     place: tuple[str, int, str, str] | None
-    # Whoever holds it at the peak, the largest first.
+    # That request's number among the events; -1 where there was none.
+    peak_event: int
+    # Whoever holds it at the peak, the largest first; and the same by the calls that lead there.
     holders: tuple[Held, ...]
+    stacks: tuple[HeldStack, ...]
     timeline: tuple[MemoryAt, ...]
     # How often cached memory had to be given back; only on a device with an end.
     retries: int
@@ -44,7 +36,7 @@ def replay(ledger: LedgerFile, *, room_bytes: int | None = None, expandable: boo
     peak, last = -1, -1
     curve = []
     for number, event in enumerate(ledger.events):
-        if len(event) == _TAKES:
+        if len(event) == TAKES:
             handles[event[0]] = allocator.allocate(event[1])
             if allocator.allocated_bytes > peak:
                 peak, last = allocator.allocated_bytes, number
@@ -52,57 +44,45 @@ def replay(ledger: LedgerFile, *, room_bytes: int | None = None, expandable: boo
             allocator.release(handles.pop(event[0]))
         curve.append((number, allocator.allocated_bytes))
     place = ledger.places[ledger.events[last][2]] if last >= 0 else None
-    held = _held_at(ledger, last)
+    holders = Holders(ledger, last)
     return Replayed(
         allocated_bytes=allocator.peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
-        parts=_parts(ledger, held, peak),
-        holders=_holders(ledger, held, last),
+        parts=MemoryParts(**_with_the_rest(holders.by_category(), peak)),
         place=place if place is not None and place[0] else None,
-        timeline=_thinned(curve),
+        peak_event=last,
+        holders=holders.by_line(),
+        stacks=holders.by_stack(),
+        timeline=_timeline(ledger, _highest(curve)),
         retries=allocator.retries,
     )
 
 
-def _held_at(ledger: LedgerFile, last: int) -> dict[int, int]:
-    """What is held when that event is over, by number."""
-    held: dict[int, int] = {}
-    for event in ledger.events[: last + 1]:
-        if len(event) == _TAKES:
-            held[event[0]] = rounded(event[1])
-        elif event[0] > 0:
-            del held[event[0]]
-    return held
+def _with_the_rest(parts: dict[str, int], allocated_bytes: int) -> dict[str, int]:
+    """Blocks that were not worth splitting are larger than what was asked for."""
+    unsplit = max(0, allocated_bytes - sum(parts.values()))
+    return {**parts, NOBODYS: parts.get(NOBODYS, 0) + unsplit}
 
 
-def _parts(ledger: LedgerFile, held: dict[int, int], peak: int) -> MemoryParts:
-    """Whoever owns it; what nobody owns lives for a step, or for less."""
-    owners = {number: name for name, numbers in ledger.owners.items() for number in numbers}
-    totals: dict[str, int] = {}
-    for number, size in held.items():
-        name = owners.get(number, "activations")
-        totals[name] = totals.get(name, 0) + size
-    # Blocks that were not worth splitting are larger than what was asked for.
-    totals["activations"] = totals.get("activations", 0) + max(0, peak - sum(held.values()))
-    return MemoryParts(**totals)
-
-
-def _holders(ledger: LedgerFile, held: dict[int, int], last: int) -> tuple[Held, ...]:
-    owners = {number: name for name, numbers in ledger.owners.items() for number in numbers}
-    places = {event[0]: event[2] for event in ledger.events[: last + 1] if len(event) == _TAKES}
-    sizes: dict[tuple[int, str], list[int]] = {}
-    for number, size in held.items():
-        sizes.setdefault((places[number], owners.get(number, "activations")), []).append(size)
-    found = [
-        Held(ledger.places[place], category, sum(some), len(some))
-        for (place, category), some in sizes.items()
-    ]
-    return tuple(sorted(found, key=lambda one: -one.size_bytes))
-
-
-def _thinned(curve: list[tuple[int, int]]) -> tuple[MemoryAt, ...]:
-    """The highest of each stretch: the peak must not be lost."""
+def _highest(curve: list[tuple[int, int]]) -> dict[int, int]:
+    """Event and size where each stretch is highest: the peak must not be lost."""
     stretch = max(1, -(-len(curve) // _POINTS))
     parts = (curve[start : start + stretch] for start in range(0, len(curve), stretch))
-    highest = (max(part, key=lambda one: one[1]) for part in parts)
-    return tuple(MemoryAt(event=number, allocated_bytes=size) for number, size in highest)
+    return dict(max(part, key=lambda one: one[1]) for part in parts)
+
+
+def _timeline(ledger: LedgerFile, chosen: dict[int, int]) -> tuple[MemoryAt, ...]:
+    """Who holds what at some events, and how much is allocated then."""
+    owners = owners_of(ledger)
+    sizes: dict[int, int] = {}
+    totals = dict.fromkeys((*ledger.owners, NOBODYS), 0)
+    found = []
+    for number, event in enumerate(ledger.events):
+        if event[0] > 0:
+            takes = len(event) == TAKES
+            size = sizes[event[0]] = rounded(event[1]) if takes else -sizes[event[0]]
+            totals[owners.get(event[0], NOBODYS)] += size
+        if number in chosen:
+            parts = _with_the_rest(totals, chosen[number])
+            found.append(MemoryAt(event=number, allocated_bytes=chosen[number], parts=parts))
+    return tuple(found)

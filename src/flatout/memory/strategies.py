@@ -7,7 +7,7 @@ sizes, put through the same allocator.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flatout.memory.reworking import (
@@ -108,7 +108,6 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
             "optimizer states on the host",
             _STATES_AWAY,
             states_away,
-            how="flatout tune --goal memory --only optimizer-offload",
             by_lever=STATES_AWAY,
         )
         for base in (AS_WRITTEN, *precision, leanest)
@@ -120,7 +119,6 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
             "activations on the host",
             _ACTIVATIONS_AWAY,
             activations_away,
-            how="flatout tune --goal memory --only activation-offload",
             by_lever=ACTIVATIONS_AWAY,
         )
         for base in (AS_WRITTEN, *precision)
@@ -138,8 +136,11 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
 
 
 def _by_levers(words: str, slowdown: float, *levers: Choice) -> Strategy:
-    names = ", ".join(choice.words() for choice in levers)
-    return Strategy(words=words, slowdown=slowdown, levers=levers, how=f"levers of `flatout tune`: {names}")
+    return Strategy(words=words, slowdown=slowdown, levers=levers, how=_how(levers))
+
+
+def _how(levers: Sequence[Choice]) -> str:
+    return f"levers of `flatout tune --max-memory`: {', '.join(choice.words() for choice in levers)}"
 
 
 def _beside(one: Strategy, other: Strategy) -> Strategy:
@@ -150,4 +151,5 @@ def _beside(one: Strategy, other: Strategy) -> Strategy:
 def _on_top(base: Strategy, words: str, cost: float, rework: Rework, **more: Any) -> Strategy:
     also = "" if base is AS_WRITTEN else f"{base.words}, "
     slowdown = base.slowdown * cost
-    return dataclasses.replace(base, words=f"{also}{words}", slowdown=slowdown, rework=rework, **more)
+    found = dataclasses.replace(base, words=f"{also}{words}", slowdown=slowdown, rework=rework, **more)
+    return dataclasses.replace(found, how=_how(found.plan)) if found.plan else found

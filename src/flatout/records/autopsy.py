@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.records.fit import FitOption
+from flatout.records.fit import FitOption, MemoryStack
 from flatout.records.session import OUT_OF_MEMORY_FILE
 from flatout.records.unknown import fill_reasons
 
@@ -40,6 +40,8 @@ class OutOfMemory:
     # By category.
     parts: dict[str, int] = dataclasses.field(default_factory=dict)
     holders: tuple[Holder, ...] = ()
+    # The same by the calls that led there, the largest first.
+    stacks: tuple[MemoryStack, ...] = ()
     # Where the script was, in which part of a step, and after how many updates.
     where: str = ""
     phase: str = ""
@@ -62,10 +64,17 @@ class Autopsy:
     growth_bytes_per_step: float | None = None
     # What would make it fit, the least costly first, as an imagined GPU of this size has it.
     fixes: tuple[FitOption, ...] = ()
+    # Torch's own snapshot of that moment, and the page with the picture.
+    snapshot: str | None = None
+    report: str | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.snapshot is None and "snapshot" not in self.unknown:
+            self.unknown["snapshot"] = "it was not a GPU's memory that ran out, or it would be too large"
+        if self.report is None and "report" not in self.unknown:
+            self.unknown["report"] = "no page was made"
         fill_reasons(self, default="too few steps, or nobody could tell")
 
 

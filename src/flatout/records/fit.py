@@ -60,11 +60,26 @@ class MemoryHolder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryStack:
+    """The calls that lead to a line of the source, and what it holds."""
+
+    # `train.py:12 in main`, the outermost first; empty where nobody knows.
+    frames: tuple[str, ...]
+    category: str
+    size_bytes: int
+    count: int
+    # What ran there: `addmm`; empty where that is not known.
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryAt:
     """How much is allocated at some event of the ledger."""
 
     event: int
     allocated_bytes: int
+    # By category, who holds it.
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +104,12 @@ class Fit:
     least_bytes: int | None = None
     least_by: str = ""
     timeline: tuple[MemoryAt, ...] = ()
+    # At which events of the timeline updates ended.
+    update_events: tuple[int, ...] = ()
+    # What holds it at the peak, by the calls that lead there, the largest first.
+    stacks: tuple[MemoryStack, ...] = ()
+    # The page with the picture.
+    report: str | None = None
     took_s: float = 0.0
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -96,4 +117,6 @@ class Fit:
     def __post_init__(self) -> None:
         if self.least_bytes is None and "least_bytes" not in self.unknown:
             self.unknown["least_bytes"] = "it fits, or nothing was named that it should fit into"
+        if self.report is None and "report" not in self.unknown:
+            self.unknown["report"] = "no page was made"
         fill_reasons(self, default="the peak is reached in no line of the script")

@@ -21,6 +21,7 @@ Read and written with the standard library alone: the user's environment may hol
         recording                 there while a profiler records: a job that dies then died of that
         ledger.json               where the order asked for it: what an imagined GPU was asked for
         out-of-memory.json        where there was no more: what held it
+        out-of-memory.pickle      the same as torch's own snapshot, on a GPU
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -55,6 +56,7 @@ TRACE_FILE = "rank{rank}.pt.trace.json.gz"
 RECORDING_FILE = "recording"
 LEDGER_FILE = "ledger.json"
 OUT_OF_MEMORY_FILE = "out-of-memory.json"
+OUT_OF_MEMORY_SNAPSHOT = "out-of-memory.pickle"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
@@ -97,6 +99,8 @@ class Order:
     record: Literal["", "kernels", "stacks"] = ""
     # Look at a long run every so many updates, and tell when its steps become slower; 0: never.
     watch_every: int = 0
+    # At the end of a trial, look for who holds what its steps left behind, whether or not memory grew in it.
+    find_holders: bool = False
     # NVTX ranges for epoch, data, forward, loss, backward and optimizer.
     nvtx: bool = False
     # With these, the step at which a profiler outside of the process (nsys, ncu) is to begin.

@@ -15,10 +15,7 @@ _BAR = 24
 def draw_autopsy(autopsy: Autopsy, console: Console) -> None:
     """Print it all."""
     found = autopsy.found
-    asked = f"{memory_size(found.asked_bytes)} more" if found.asked_bytes is not None else "more"
-    when = f"after {found.updates} updates" if found.updates else "before the first update"
-    part = f", in the {found.phase} pass" if found.phase else ""
-    console.print(line(f"out of memory: {asked} was asked for {when}{part}", "bold red"))
+    console.print(line(autopsy_headline(autopsy), "bold red"))
     if found.where:
         console.print(line(f"the script was at {inert(found.where)}"))
     if found.device_bytes is None:
@@ -62,6 +59,15 @@ def draw_autopsy(autopsy: Autopsy, console: Console) -> None:
         console.print(line("what would make it fit, as an imagined GPU has it", "bold"))
         draw_ways(autopsy.fixes, console)
     _draw_notes(autopsy, console)
+
+
+def autopsy_headline(autopsy: Autopsy) -> str:
+    """What happened, in one sentence."""
+    found = autopsy.found
+    asked = f"{memory_size(found.asked_bytes)} more" if found.asked_bytes is not None else "more"
+    when = f"after {found.updates} updates" if found.updates else "before the first update"
+    part = f", in the {found.phase} pass" if found.phase else ""
+    return f"out of memory: {asked} was asked for {when}{part}"
 
 
 def _draw_notes(autopsy: Autopsy, console: Console) -> None:

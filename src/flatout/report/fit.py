@@ -125,7 +125,7 @@ def _draw_options(options: Sequence[FitOption], console: Console) -> None:
         table.add_column(name, justify="left" if name in ("GPU", "") else "right")
     for option in options:
         cells = (option.gpu, memory_size(option.memory_bytes), memory_size(option.peak_bytes))
-        table.add_row(*map(line, cells), _verdict_line(option), line(_price(option)))
+        table.add_row(*map(line, cells), _verdict_line(option), line(option_price(option)))
     console.print(table)
 
 
@@ -154,24 +154,27 @@ def draw_ways(options: Sequence[FitOption], console: Console) -> None:
         table.add_column(title, justify="left" if not title else "right")
     for option in options:
         words = option.strategy + (" (changes the training)" if option.changes_training else "")
+        words += " (barely)" if option.is_tight else ""
         cost = f"{option.predicted_slowdown:.2f}x"
-        cells = (words, memory_size(option.peak_bytes), cost, _price(option))
+        cells = (words, memory_size(option.peak_bytes), cost, option_price(option))
         table.add_row(*map(line, cells))
     console.print(table)
     for how in dict.fromkeys(option.how for option in options):
         console.print(line(f"  {how}", "dim"))
 
 
-def _price(option: FitOption) -> str:
+def option_price(option: FitOption) -> str:
+    """An hour of it; empty where no price is known."""
     return f"{option.usd_per_hour:.2f} USD" if option.usd_per_hour is not None else ""
 
 
 def _verdict_line(option: FitOption) -> Text:
     style = {True: "green", False: "red", None: "yellow"}[option.fits]
-    return line(_verdict(option), style)
+    return line(option_verdict(option), style)
 
 
-def _verdict(option: FitOption) -> str:
+def option_verdict(option: FitOption) -> str:
+    """In words: does it fit?"""
     if option.fits is None:
         return "too close to say"
     if option.fits and option.is_tight:

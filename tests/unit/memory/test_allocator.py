@@ -55,6 +55,25 @@ def test_the_smallest_free_block_serves_and_neighbours_become_one() -> None:
     assert allocator.reserved_bytes == 92 * MIB
 
 
+def test_segments_are_told_as_they_are_split_and_gone_once_given_back() -> None:
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(5 * MIB), allocator.allocate(4 * MIB)
+    allocator.allocate(100)
+    small, middling = allocator.segments()
+    assert (small.is_small, small.size, [block.size for block in small.blocks]) == (
+        True,
+        2 * MIB,
+        [512, 2 * MIB - 512],
+    )
+    assert (middling.size, [block.size // MIB for block in middling.blocks]) == (20 * MIB, [5, 4, 11])
+    assert allocator.address_of(first) == middling.address
+    assert allocator.address_of(second) == middling.address + 5 * MIB
+    allocator.release(first)
+    allocator.release(second)
+    allocator.give_back()
+    assert [segment.size for segment in allocator.segments()] == [2 * MIB]
+
+
 def test_fragments_are_reserved_and_of_no_use() -> None:
     allocator = CachingAllocator()
     held = [allocator.allocate(5 * MIB) for _ in range(8)]  # four in a segment of 20

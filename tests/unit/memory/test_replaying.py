@@ -6,7 +6,7 @@ from flatout.memory.allocator import MIB, OutOfMemory
 from flatout.memory.replaying import replay
 from flatout.records.ledger import LedgerFile
 
-PLACES = [("model.py", 3, "Model.__init__"), ("train.py", 20, "main")]
+PLACES = [("model.py", 3, "Model.__init__", ""), ("train.py", 20, "main", "aten::mm")]
 
 
 def ledger(*events: list[int], **owners: list[int]) -> LedgerFile:
@@ -33,7 +33,8 @@ def test_the_peak_and_who_holds_it() -> None:
         14 * MIB,
         16 * MIB,
     )
-    assert found.place == ("train.py", 20, "main")
+    assert found.place == ("train.py", 20, "main", "aten::mm")
+    assert found.peak_event == 2
     assert max(point.allocated_bytes for point in found.timeline) == 60 * MIB
 
 
@@ -54,4 +55,27 @@ def test_a_device_with_an_end() -> None:
 
 def test_nothing_was_asked_for() -> None:
     found = replay(ledger([-1], [-2]))
-    assert (found.allocated_bytes, found.place) == (0, None)
+    assert (found.allocated_bytes, found.place, found.peak_event) == (0, None, -1)
+    assert (found.holders, found.stacks) == ((), ())
+
+
+def test_the_timeline_knows_who_holds_what_and_where_updates_end() -> None:
+    events = ledger(
+        [1, 30 * MIB, 0],
+        [2, 16 * MIB, 1],
+        [2],
+        [-1],
+        [3, 14 * MIB, 1],
+        [-2],
+        parameters=[1],
+        gradients=[3],
+    )
+    assert events.update_events == (3, 5)
+    points = replay(events).timeline
+    assert [point.event for point in points] == [0, 1, 2, 3, 4, 5]
+    held = [
+        tuple(point.parts[name] // MIB for name in ("parameters", "gradients", "activations"))
+        for point in points
+    ]
+    assert held == [(30, 0, 0), (30, 0, 16), (30, 0, 0), (30, 0, 0), (30, 14, 0), (30, 14, 0)]
+    assert all(sum(point.parts.values()) == point.allocated_bytes for point in points)

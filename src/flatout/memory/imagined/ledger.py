@@ -3,11 +3,12 @@
 import json
 import weakref
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from flatout.levers.places import is_users_file, users_frame
+from flatout.inside.calls import Call, Files, calls_now, way_of
 from flatout.records.session import LEDGER_FILE
+
+_NOWHERE: Call = ("", 0, "")
 
 
 class Ledger:
@@ -18,8 +19,9 @@ class Ledger:
         self._path = folder / LEDGER_FILE
         # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
         self._events: list[list[int]] = []
-        # File, line, function, and the operator that ran there.
-        self._places: dict[tuple[str, int, str, str], int] = {}
+        self._files = Files(torch)
+        # The script's own line, the calls on the way there and on, and the operator that ran.
+        self._places: dict[tuple[Call, tuple[Call, ...], str], int] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
         # By number, what notes that it was given back.
@@ -105,9 +107,14 @@ class Ledger:
 
     def write(self) -> None:
         """To the file, whole."""
+        frames: dict[Call, int] = {}
         document = {
             "events": self._events,
-            "places": [list(place) for place in self._places],
+            "places": [[*line, operator] for line, _, operator in self._places],
+            "stacks": [
+                [frames.setdefault(call, len(frames)) for call in calls] for _, calls, _ in self._places
+            ],
+            "frames": list(frames),
             "owners": {name: sorted(set(numbers)) for name, numbers in self._owners.items()},
             "updates": self._updates,
             "guessed": self.guessed,
@@ -125,19 +132,9 @@ class Ledger:
                 self._owners.setdefault(category, []).append(number)
 
     def _place(self, operator: str) -> int:
-        frame = self._frame()
-        place = ("", 0, "", operator)
-        if frame is not None:
-            place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname, operator)
-        return self._places.setdefault(place, len(self._places))
+        line, calls = way_of(calls_now(self._files))
+        return self._places.setdefault((line or _NOWHERE, calls, operator), len(self._places))
 
     def _where(self) -> str:
-        frame = self._frame()
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-
-    def _frame(self) -> FrameType | None:
-        """The script's own line, where it is one of a library that calls torch; else the library's."""
-        nearest = frame = users_frame(self._torch)
-        while frame is not None and not is_users_file(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame or nearest
+        line, _ = way_of(calls_now(self._files))
+        return f"{line[0]}:{line[1]}" if line is not None else ""
