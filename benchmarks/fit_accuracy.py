@@ -109,7 +109,7 @@ def predict(case: str) -> dict[str, Any]:
     """What `flatout fit` says."""
     with tempfile.TemporaryDirectory() as folder:
         found = ran(["-m", "flatout", "fit", "--json", str(JOB), *case.split()], folder)
-    kept = ("peak_bytes", "reserved_bytes", "parts", "where", "notes", "took_s", "failed")
+    kept = ("peak_bytes", "reserved_bytes", "parts", "notes", "took_s", "failed")
     held_out = {"held_out": True} if case in HELD_OUT else {}
     return {"case": case, **held_out, **{name: found[name] for name in kept if name in found}}
 
