@@ -90,6 +90,8 @@ class Finder:
         # What the first mode took that was tried: later ones find some of its work in the compiler's cache.
         self._first_compile_s: float | None = None
         self._evicted: list[Choice] = []
+        # What would save too little of the job as written.
+        self._small: list[Choice] = []
         self._host_share: float | None = None
         # Of the job without levers.
         self._launch_share = 0.0
@@ -122,6 +124,8 @@ class Finder:
                 if predicted < _CANNOT_MATTER and is_for_speed and lever.id not in _JUDGED_LATER:
                     gain = f"{100 * (predicted - 1):.1f} %" if predicted > 1.0 else "nothing"
                     self.conclude(choice, "skipped", f"Amdahl's law promises {gain}: less than 0.5 %")
+                    if lever.id not in _ON_TOP:
+                        self._small.append(choice)
                 else:
                     found.append(choice)
         return sorted(
@@ -143,12 +147,16 @@ class Finder:
             for choice in cheap:
                 if self._may_pay_now(choice):
                     yield from self._on_top(choice)
+        for choice in self._small:
+            if self._is_much_of_what_is_left(choice):
+                yield from self._on_top(choice)
         yield from self._autotuned()
         yield from self._climb()
 
     # The stages
 
     def _singles(self, choices: Sequence[Choice]) -> Search:
+        alone_ms: dict[str, float | None] = {}
         for start in range(0, len(choices), _ARMS_AT_A_TIME):
             some = choices[start : start + _ARMS_AT_A_TIME]
             if not self._has_time(some):
@@ -158,6 +166,7 @@ class Finder:
             self._launch_share = results[0].host_share or 0.0
             for choice, result in zip(some, results[1:], strict=True):
                 self._judge(choice, result, ())
+                alone_ms[_key(choice)] = result.step_ms
         kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
         fastest: dict[str, Choice] = {}
         for choice in sorted(kept, key=lambda one: self.trials[_key(one)].measured_speedup or 0.0):
@@ -166,6 +175,8 @@ class Finder:
                 self.conclude(slower, "rejected", f"{choice.words()} is faster")
             fastest[choice.id] = choice
         self.best = ordered(self._without_conflicts(list(fastest.values())))
+        if len(self.best) == 1:
+            self._step_ms = alone_ms[_key(self.best[0])]
 
     def _without_conflicts(self, slowest_first: list[Choice]) -> list[Choice]:
         kept: list[Choice] = []
@@ -401,6 +412,13 @@ class Finder:
             return False
         costs = trial.measured_speedup is not None and trial.measured_speedup < 1.0 - WORTH
         return costs or self._launch_share >= _HOST_IS_IDLE
+
+    def _is_much_of_what_is_left(self, choice: Choice) -> bool:
+        """Whether what it saves, little of the job as written, is some of the step that the others leave."""
+        if self._step_ms is None or not self.best or any(conflict(choice, one) for one in self.best):
+            return False
+        saves_ms = self._job.step_ms * (1 - 1 / (choice.predicted_speedup or 1.0))
+        return saves_ms > (1 - 1 / _WORTH_COMPILING) * self._step_ms
 
     def _pays_back(self, result: ArmResult, base: ArmResult) -> bool:
         steps = self._limits.job_steps

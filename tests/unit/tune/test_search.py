@@ -301,6 +301,15 @@ def test_a_plan_is_never_slower_than_the_baseline(factors: dict, beside: dict) -
         assert finder.trials[choice.words()].verdict == "kept"
 
 
+def test_what_is_little_of_a_slow_step_may_be_some_of_a_fast_one() -> None:
+    little = dataclasses.replace(GPU, device_shares={**GPU.device_shares, "optimizer": 0.006})
+    for left, is_tried in ((0.08, True), (0.6, False)):
+        found = searched(World({"bf16": left, "fused-optimizer": 0.95}), little)
+        kept = [choice.id for choice in found.best]
+        assert ("fused-optimizer" in kept) is is_tried
+        assert found.trials["fused-optimizer"].verdict == ("kept" if is_tried else "skipped")
+
+
 def test_amdahl_skips_what_cannot_matter() -> None:
     job = JobFacts(**{**vars_of(GPU), "device_shares": {"forward": 0.3, "backward": 0.7, "optimizer": 0.001}})
     finder = Finder(job, Limits())
