@@ -1,15 +1,18 @@
-"""Writes the pages that are made from the code, of commands, checks, findings, levers; `--check` compares."""
+"""Writes the pages that are made from the code, from commands to levers; `--check` compares."""
 
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+import flatout
 from benchmarks.predictions import rows, table
 from flatout.cli.commands import COMMANDS
 from flatout.cli.main import cli
 from flatout.diagnose.catalogue import RULES
+from flatout.entry import tuning
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
 
@@ -105,12 +108,41 @@ def predictions_page() -> str:
     return HEAD + PREDICTIONS_INTRODUCTION + table(rows()) + "\n"
 
 
+PYTHON_INTRODUCTION = """# From Python
+
+Everything that `import flatout` offers. Nothing is loaded before it is used; torch is the one that you have.
+"""
+
+
+def python_page() -> str:
+    """Every public name, with its docstring."""
+    parts = [HEAD, PYTHON_INTRODUCTION]
+    for name in flatout.__all__:
+        if not name.startswith("_"):
+            offered = tuning.tune if name == "tune" else getattr(flatout, name)
+            parts.append(
+                f"\n## flatout.{name}\n\n    {call_of(name, offered)}\n\n{inspect.getdoc(offered)}\n"
+            )
+    return "".join(parts)
+
+
+def call_of(name: str, offered: Any) -> str:
+    """As one would call it: parameters without their types."""
+    parameters = []
+    for one in inspect.signature(offered).parameters.values():
+        plain = one.replace(annotation=inspect.Parameter.empty)
+        shown = callable(one.default) and one.default is not inspect.Parameter.empty
+        parameters.append(plain.replace(default=...) if shown else plain)
+    return f"flatout.{name}{inspect.Signature(parameters)}".replace("Ellipsis", "...")
+
+
 PAGES = {
     "docs/commands.md": commands_page,
     "docs/checks.md": checks_page,
     "docs/findings.md": findings_page,
     "docs/levers.md": levers_page,
     "docs/predictions.md": predictions_page,
+    "docs/python.md": python_page,
 }
 
 

@@ -13,6 +13,7 @@ flatout.loader_settings(data_set, batch_size=32).settings  # how many workers, b
 flatout.fit(make_model, make_batch).reserved_bytes         # what it would take on a GPU, without one
 step = flatout.Microbatch(loss_of, model)                  # splits a batch where memory runs out
 flatout.find_batch_size(loss_of, make_batch, model).size   # as fast as any, with memory to spare
+with flatout.MemoryTracker() as tracker: ...               # what steps leave behind, and who holds it
 """
 
 import importlib
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from flatout.entry.applying import apply
     from flatout.entry.fitting import fit
     from flatout.entry.loading import loader_settings, prefetch
+    from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
     from flatout.entry.tuning import tune
 
 __all__ = [
+    "MemoryTracker",
     "Microbatch",
     "__version__",
     "apply",
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
     "apply": "applying",
     "find_batch_size": "microbatching",

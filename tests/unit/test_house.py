@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_public_surface_is_what_we_meant() -> None:
     public = [
-        *("Microbatch", "__version__", "apply", "find_batch_size", "fit", "loader_settings"),
+        *("MemoryTracker", "Microbatch", "__version__", "apply", "find_batch_size", "fit", "loader_settings"),
         *("microbatch", "observe", "prefetch", "tune"),
     ]
     assert flatout.__all__ == public

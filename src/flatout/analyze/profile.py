@@ -1,12 +1,12 @@
 """From a trial's files to a `Profile`: the steady steps, where their time went, and how far from the peak."""
 
 import dataclasses
-import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.analyze.growth import growth_of, holders_in
 from flatout.analyze.mfu import mfu
 from flatout.analyze.parts import device_parts, host_parts, waterfall
 from flatout.analyze.steady import Steady, find_steady, median_interval, percentile
@@ -17,9 +17,6 @@ from flatout.records.step import StepTimes
 from flatout.records.trial import Trial
 
 _LIST_AT_MOST = 2000
-# Looks at memory that a slope needs, and the share of them that must be higher than the one before.
-_LOOKS_FOR_A_SLOPE = 5
-_RISES = 0.8
 _STARTING = -1
 # Below this share of steps with device times, the host's clock is the better witness.
 _ENOUGH_DEVICE_TIMES = 0.6
@@ -97,8 +94,11 @@ def build_profile(
     wall_s = sum(_training_ns(one) for one in window.chosen) / 1e9
     evaluated = [one for one in window.steps if one["evaluations"]]
     flops, reason = _flops(ranks)
-    if flops is None and counted_in is not None:
-        flops, reason = _flops(read_ranks(counted_in))
+    held = about.get("holders")
+    if counted_in is not None:
+        counted = read_ranks(counted_in)
+        flops, reason = _flops(counted) if flops is None else (flops, reason)
+        held = held or next((rank.about.get("holders") for rank in counted), None)
     return Profile(
         run=run,
         steps=len(window.chosen),
@@ -131,7 +131,7 @@ def build_profile(
             limits=peaks.limits,
             limits_reason=peaks.limits_reason,
         ),
-        memory=_memory(window.steps, about, peaks),
+        memory=_memory(window.steps, {**about, "holders": held}, peaks),
         loaders=_loaders(lead, folder),
         compile=_compiles(window, about),
         device_use=device_use or DeviceUse(samples=0),
@@ -195,6 +195,7 @@ def _memory(steps: Sequence[dict[str, Any]], about: dict[str, Any], peaks: Peaks
 
     holds = about.get("holds") or {}
     allocated = most("allocated_peak_bytes")
+    slope = growth_of(steps, on_gpu=allocated is not None)
     known = [holds.get(name, 0) for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes")]
     unknown = (
         {}
@@ -213,22 +214,12 @@ def _memory(steps: Sequence[dict[str, Any]], about: dict[str, Any], peaks: Peaks
         optimizer_bytes=holds.get("optimizer_bytes"),
         activation_bytes=max(0, allocated - sum(known)) if allocated is not None and holds else None,
         allocation_retries=most("allocation_retries"),
-        growth_bytes_per_step=growth(steps, on_gpu=allocated is not None),
+        growth_bytes_per_step=slope.steady if slope is not None else None,
+        growth_low_bytes_per_step=slope.low if slope is not None else None,
+        growth_high_bytes_per_step=slope.high if slope is not None else None,
+        holders=holders_in(about),
         unknown=unknown,
     )
-
-
-def growth(steps: Sequence[dict[str, Any]], *, on_gpu: bool) -> float | None:
-    """Bytes that every step leaves behind: the slope over the later steps, where it goes nowhere but up."""
-    name = "allocated_bytes" if on_gpu else "host_bytes"
-    looks = [(number, step[name]) for number, step in enumerate(steps) if step.get(name) is not None]
-    looks = looks[len(looks) // 3 :]
-    if len(looks) < _LOOKS_FOR_A_SLOPE:
-        return None
-    rises = sum(later[1] > earlier[1] for earlier, later in itertools.pairwise(looks))
-    if rises < _RISES * (len(looks) - 1):
-        return 0.0
-    return float(looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
 
 
 def _loaders(rank: RankSteps, folder: Path) -> tuple[LoaderUse, ...]:

@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from flatout.inside.counting import Counting
+from flatout.inside.leftovers import Leftovers
 from flatout.inside.window import Window
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Ending:
         if order.count_flops:
             self._to_come.append(Counting(session))
         self._now: Window | Counting | None = None
+        self._leftovers = Leftovers(session)
         # Whether the next call of a model has to be told.
         self.waits_for_a_call = False
         self._is_over = False
@@ -85,6 +87,8 @@ class Ending:
         if self._now is not None:
             ended, self._now = self._now, None
             session.guarded(ended.name, ended.end)
+        if self._to_come:
+            session.guarded("holders", self._leftovers.mark)
         while self._to_come:
             if isinstance(self._to_come[0], Window) != in_call:
                 # Wait for where it may begin: the next call, or the end of this step.
@@ -100,6 +104,7 @@ class Ending:
             self._now, self._is_over = coming, False
             self.after = session.updates + coming.steps
             return
+        session.guarded("holders", self._leftovers.conclude)
         session.stop()
 
     def do_without_calls(self, reason: str) -> None:

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
+from flatout.inside.gradients_left import GradientsLeft
 from flatout.inside.repeated_batches import copied, refusal, trains, versions
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers import hugging_face, numa
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # What some levers need, and most environments do not have.
 _EXTRAS = ("liger_kernel", "torchao")
-_GRADIENTS_FROM, _GRADIENTS_OFTEN, _GRADIENTS_AT_MOST = 2, 2, 8
 _SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -53,8 +53,7 @@ class HabitsTap:
         self._chooses_attention = False
         self._attention_ms: dict[str, float] = {}
         self._attention_calls = 0
-        # What a backward pass found in place of last step's gradients, by update.
-        self._gradients: dict[int, str] = {}
+        self._gradients = GradientsLeft(session.torch)
 
     def install(self) -> None:
         """See whoever enters autocast, and whoever scales a loss."""
@@ -102,21 +101,8 @@ class HabitsTap:
 
     def backward_begins(self) -> None:
         """What became of the last step's gradients. Two updates are looked at: that waits for the device."""
-        updates, torch = self._session.updates, self._session.torch
-        if (
-            updates < _GRADIENTS_FROM
-            or updates in self._gradients
-            or len(self._gradients) >= _GRADIENTS_OFTEN
-        ):
-            return
-        optimizers = self._session.optimizers()
-        if len(optimizers) != 1 or (self._session.on_gpu and torch.cuda.is_current_stream_capturing()):
-            return  # of several each leaves the others' gradients alone
-        parameters = (parameter for group in optimizers[0].param_groups for parameter in group["params"])
-        left = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        left = [gradient for gradient in left if gradient.layout is torch.strided]
-        kept = any(bool(gradient.count_nonzero()) for gradient in left[:_GRADIENTS_AT_MOST])
-        self._gradients[updates] = "kept" if kept else "zeroed" if left else "none"
+        if not self._gradients.is_known:
+            self._gradients.backward_begins(self._session.updates, self._session.optimizers())
 
     def optimizer_made(self) -> None:
         """The script made an optimizer; the last one before training counts."""
@@ -173,7 +159,7 @@ class HabitsTap:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "batch_uses": self._uses.describe(),
             "sdpa_kernel": self._chooses_attention,
-            "gradients": self._gradients_found(),
+            "gradients": self._gradients.found() or "",
             "graphs": self._graphs(),
             "attention_ms": self._attention_ms,
             "attention_calls": self._attention_calls,
@@ -192,11 +178,6 @@ class HabitsTap:
             for module in modules
         )
         return dropout or not self._session.on_gpu
-
-    def _gradients_found(self) -> str:
-        """The same both times, or nothing."""
-        found = set(self._gradients.values())
-        return found.pop() if len(found) == 1 else ""
 
     def _graphs(self) -> int | None:
         """How many graphs the compiler has made; None where nobody has loaded it."""

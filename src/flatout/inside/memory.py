@@ -26,6 +26,8 @@ class MemoryTap:
 
     def __init__(self, session: "Session") -> None:
         self._session = session
+        # What was held after which update: of the device where there is one, else of the host.
+        self.points: list[tuple[int, int]] = []
 
     def install(self) -> None:
         """Nothing to patch: the session asks at step boundaries."""
@@ -44,7 +46,12 @@ class MemoryTap:
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
             "host_bytes": host_bytes(),
         }
-        return found | self._on_device() if self._session.on_gpu else found
+        if self._session.on_gpu:
+            found |= self._on_device()
+        held = found.get("allocated_bytes", found["host_bytes"])
+        if held is not None:
+            self.points.append((self._session.updates, held))
+        return found
 
     def _on_device(self) -> dict[str, int | None]:
         stats = self._session.torch.cuda.memory_stats_as_nested_dict(self._session.device)

@@ -26,6 +26,7 @@ from flatout.inside.habits import HabitsTap
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
+from flatout.inside.looks import rise
 from flatout.inside.memory import MemoryTap, held_by
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
@@ -295,6 +296,10 @@ class Session:
         if self.habits is not None and steps is not None:
             self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
 
+    def memory_rise(self) -> float:
+        """By how many bytes a step memory seems to rise, roughly."""
+        return rise(self._memory.points) if self._memory is not None else 0.0
+
     def optimizers(self) -> list[Any]:
         """Every optimizer that has made an update."""
         steps = self._tap("steps", StepsTap)
@@ -416,6 +421,8 @@ class Session:
         self.updates = self.busy = 0
         self.in_backward, self.thread, self.watching = False, 0, True
         self._place = (0, 1)
+        if self._memory is not None:
+            self._memory.points.clear()
         steps = self._tap("steps", StepsTap)
         if steps is not None:
             steps.restart()

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.hardware.catalogue import price_table, select
+from flatout.hardware.host import read_host
+from flatout.memory.ahead import Ahead
 from flatout.memory.imagining import Imaginer, largest_ledger
-from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, option_of, plan
+from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, Plan, option_of, plan
 from flatout.memory.replaying import Replayed, replay
 from flatout.memory.snapshot import write_snapshot
-from flatout.memory.strategies import AS_WRITTEN
+from flatout.memory.strategies import AS_WRITTEN, strategies
 from flatout.records.errors import JobFailed
 from flatout.records.fit import Fit, MemoryHolder, MemoryStack
 from flatout.records.ledger import LedgerFile
@@ -18,10 +20,13 @@ from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
+from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress
 
 # Updates, for an optimizer's states to stand beside activations.
 _ENOUGH = 2
+# Imagined runs side by side: each is one thread, and takes some hundred megabytes.
+_AT_ONCE = 4
 _HOLDERS = 12
 USUAL = ("t4", "l4", "rtx4090", "a100-40gb-sxm", "l40s", "a100-80gb-sxm", "h100-80gb-sxm", "h200-sxm")
 
@@ -64,7 +69,7 @@ def fit_job(
         write_snapshot(ledger, replayed.peak_event, snapshot)
     options = tuple(option_of(one, AS_WRITTEN, ledger, replayed, _price(one.id)) for one in budgets)
     short = [one for one, option in zip(budgets, options, strict=True) if option.fits is not True]
-    found = plan(ledger, short, imaginer.ledger, _price) if short and is_asked and look_for_ways else None
+    found = _ways(ledger, short, imaginer) if short and is_asked and look_for_ways else None
     where = _from_here(*replayed.place[:3]) if replayed.place else None
     return Fit(
         run=run,
@@ -112,6 +117,13 @@ def _stacks(replayed: Replayed) -> tuple[MemoryStack, ...]:
         )
         for held in replayed.stacks
     )
+
+
+def _ways(ledger: LedgerFile, budgets: Sequence[Budget], imaginer: Imaginer) -> Plan:
+    coming = (strategy.levers for strategy in strategies(ledger))
+    at_once = min(_AT_ONCE, cores_allowed(read_host(places=())))
+    with Ahead(imaginer.ledger, coming, at_once) as imagine:
+        return plan(ledger, budgets, imagine, _price)
 
 
 def _price(gpu: str) -> float | None:

@@ -1,5 +1,6 @@
 """Trials of a job on a GPU that is only imagined, as written or under levers; a ledger comes of each."""
 
+import itertools
 from pathlib import Path
 
 from flatout.analyze.steps import read_ranks
@@ -22,13 +23,12 @@ class Imaginer:
         self._request = request
         self._folder = folder
         self._tell = on_progress
-        self._count = 0
+        self._numbers = itertools.count(1)
 
     def run(self, levers: tuple[Choice, ...]) -> tuple[Trial, Path]:
         """As written, or under levers."""
-        self._count += 1
         names = ", ".join(choice.words() for choice in levers)
-        place = self._folder / f"{self._count}-imagined"
+        place = self._folder / f"{next(self._numbers)}-imagined"
         plan = TrialPlan(
             name=f"imagined with {names}" if levers else "imagined",
             command=self._request.command,

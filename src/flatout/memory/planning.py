@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from flatout.memory.ahead import Imagine
 from flatout.memory.allocator import OutOfMemory
 from flatout.memory.replaying import Replayed, replay
 from flatout.memory.strategies import Strategy, strategies
 from flatout.records.fit import FitOption
 from flatout.records.ledger import LedgerFile
-from flatout.records.plan import Choice
 
 # For each budget, so many ways that fit are enough.
 _ENOUGH = 3
@@ -17,9 +17,6 @@ _ENOUGH = 3
 ERROR_BAR = 0.02
 # What driver, context and kernels take on a GPU, beside what torch reserves.
 CONTEXT_BYTES = 560 << 20
-
-# The ledger of the job under some levers; None where they do not apply to it.
-Imagine = Callable[[tuple[Choice, ...]], LedgerFile | None]
 
 
 class Budget(Protocol):

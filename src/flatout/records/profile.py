@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, Literal
 
 from flatout.records.finding import Finding
+from flatout.records.memory_growth import MemoryHolder
 from flatout.records.rated import Dtype
 from flatout.records.step import Share, StepTimes
 from flatout.records.trace import TraceSummary
@@ -54,6 +55,11 @@ class MemoryUse:
     allocation_retries: int | None = None
     # What each step leaves behind, where it does so steadily; 0 where it does not.
     growth_bytes_per_step: float | None = None
+    # Between what that lies with 95 %.
+    growth_low_bytes_per_step: float | None = None
+    growth_high_bytes_per_step: float | None = None
+    # Who holds it, whoever holds most first; looked for only where memory grew.
+    holders: tuple[MemoryHolder, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.analyze.device_use import device_use
+from flatout.analyze.growth import growth
 from flatout.analyze.profile import build_profile, window_of
 from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
@@ -76,10 +77,12 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         sampler.write(place / "samples.jsonl")
         devices = sampler.devices
     insist_on_updates(trial, place)
-    if trial.outcome == "ended" and trial.updates > 2:
-        _look_apart(plan, folder, on_progress, recording=trial.updates >= _ENOUGH_TO_RECORD)
     lead = read_ranks(place)[0]
     on_gpu = str(lead.about.get("device", "cpu")).startswith("cuda")
+    if trial.outcome == "ended" and trial.updates > 2:
+        grew = bool(growth(lead.steps, on_gpu=on_gpu))
+        recorded = trial.updates >= _ENOUGH_TO_RECORD
+        _look_apart(plan, folder, on_progress, recording=recorded, find_holders=grew)
     peaks = peaks_for(
         lead.about.get("device_uuid"),
         on_gpu=on_gpu,
@@ -117,9 +120,11 @@ def learned_in(trials: Path) -> dict[str, Any]:
     return about
 
 
-def _look_apart(plan: TrialPlan, folder: Path, on_progress: OnProgress, *, recording: bool) -> None:
+def _look_apart(
+    plan: TrialPlan, folder: Path, on_progress: OnProgress, *, recording: bool, find_holders: bool
+) -> None:
     """A script that came to its own end could not be asked for more steps: look in a trial of its own."""
-    order = plan.order if recording else {**plan.order, "record": ""}
+    order = {**plan.order, "find_holders": find_holders, **({} if recording else {"record": ""})}
     counting = dataclasses.replace(plan, name="counting", stop=StopRule(updates=2), order=order)
     run_trial(counting, folder / TRIALS_FOLDER / "2-count", on_progress=on_progress)
 

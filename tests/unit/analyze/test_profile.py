@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from flatout.analyze.profile import Peaks, build_profile, growth, window_of
+from flatout.analyze.growth import growth
+from flatout.analyze.profile import Peaks, build_profile, window_of
 from flatout.records.profile import Profile
 from flatout.records.session import WORKERS_FOLDER
 from tests.unit.analyze.events import (

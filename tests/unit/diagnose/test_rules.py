@@ -9,6 +9,8 @@ from flatout.diagnose.catalogue import BY_CODE, RULES
 from flatout.diagnose.engine import findings_of
 from flatout.diagnose.rule import Rule, Seen
 from flatout.levers.job import JobFacts
+from flatout.records.finding import Place
+from flatout.records.memory_growth import MemoryHolder
 from flatout.records.profile import (
     CompileUse,
     DeviceUse,
@@ -453,3 +455,29 @@ def test_what_has_grown_since_the_earlier_run_is_named() -> None:
     assert finding is not None
     assert "launch_gap (+9.00 ms)" in finding.evidence
     assert "before" in finding.evidence
+
+
+def test_who_holds_what_grows_is_named_with_what_to_do() -> None:
+    holder = MemoryHolder(
+        name="losses[...]",
+        kind="local",
+        scope="train()",
+        tensors=400,
+        held_bytes=400 << 20,
+        growth_bytes_per_step=float(1 << 20),
+        keeps_graph=True,
+        where=Place(file="/home/me/train.py", line=41, function="train"),
+        adds=True,
+        fix="use .item()",
+    )
+    grows = {
+        "growth_bytes_per_step": float(1 << 20),
+        "growth_low_bytes_per_step": float(900 << 10),
+        "growth_high_bytes_per_step": float(1200 << 10),
+    }
+    finding = BY_CODE["F505"].look(seen(memory=memory(0.5, **grows, holders=(holder,))))
+    assert finding is not None
+    assert "1.00 MiB behind (900 KiB to 1.17 MiB)" in finding.evidence
+    assert "losses[...] in train() holds 400 tensors, 400 MiB" in finding.evidence
+    assert "added at train.py:41" in finding.evidence
+    assert (finding.where, finding.fix) == ((holder.where,), "use .item()")

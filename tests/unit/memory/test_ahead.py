@@ -1,0 +1,48 @@
+"""Answers that are there, or on their way, before they are asked for."""
+
+import threading
+import time
+
+import pytest
+
+from flatout.memory.ahead import Ahead
+from flatout.records.ledger import LedgerFile
+from flatout.records.plan import Choice
+
+ONE, TWO, THREE = (
+    (Choice(id="bf16"),),
+    (Choice(id="compile", settings={"mode": "default"}),),
+    (Choice(id="tf32"),),
+)
+
+
+def test_several_are_under_way_at_once_and_each_is_answered_once() -> None:
+    asked: list[str] = []
+    together = threading.Barrier(2, timeout=20)
+
+    def imagine(levers: tuple[Choice, ...]) -> LedgerFile | None:
+        asked.append(levers[0].id)
+        together.wait()
+        return LedgerFile(events=[], places=[], owners={}, updates=len(levers[0].id))
+
+    with Ahead(imagine, [(), ONE, TWO, ONE], 2) as answers:
+        assert [getattr(answers(one), "updates", None) for one in (TWO, ONE, ONE)] == [7, 4, 4]
+    assert sorted(asked) == ["bf16", "compile"]
+
+
+def test_what_nobody_thought_of_is_asked_then() -> None:
+    with Ahead(lambda _levers: None, [ONE], 1) as answers:
+        assert answers(THREE) is None
+
+
+def test_what_was_not_begun_is_not_begun_and_errors_reach_whoever_asks() -> None:
+    begun: list[str] = []
+
+    def imagine(levers: tuple[Choice, ...]) -> LedgerFile | None:
+        begun.append(levers[0].id)
+        time.sleep(0.2)
+        raise ValueError("no such job")
+
+    with pytest.raises(ValueError, match="no such job"), Ahead(imagine, [ONE, TWO, THREE], 1) as answers:
+        answers(ONE)
+    assert len(begun) < 3
