@@ -41,6 +41,10 @@ class Progress:
         self.last_sign = self.started
         self.asked_to_stop = False
 
+    def has_waited(self) -> None:
+        """For others, before its first update: only what comes now is its own time."""
+        self.started = self.last_news = self.last_sign = time.monotonic()
+
     def look(self) -> bool:
         """Take in new steps; whether there were any."""
         news = False

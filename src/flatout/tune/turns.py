@@ -82,9 +82,9 @@ class Taker:
 
     def look(self, folder: Path, progress: Progress) -> bool:
         """Give a run that waits the turn, if one is free; the run itself knows when it has done enough."""
-        del progress
         if (folder / WAITING_FILE).exists() and not (folder / TURN_FILE).exists():
             self._has_turn = self._has_turn or self._free.acquire(blocking=False)
+            progress.has_waited()
             if self._has_turn:
                 (folder / TURN_FILE).touch()
         return False

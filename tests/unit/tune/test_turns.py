@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from flatout.records.profile import MemoryUse
+from flatout.records.session import TURN_FILE, WAITING_FILE
 from flatout.runtime.command import job_command
-from flatout.runtime.progress import StopRule
+from flatout.runtime.progress import Progress, StopRule
 from flatout.runtime.trial import TrialPlan, run_trial
 from flatout.tune import turns
 from flatout.tune.turns import Room, Turns, room_for
@@ -84,6 +85,7 @@ def test_one_trains_after_the_other(tmp_path: Path) -> None:
                 stop=StopRule(updates=20),
                 order={"takes_turns": True},
                 director=taker,
+                startup_s=60.0,
             )
             assert run_trial(plan, folder).updates == 20
         [events] = folder.glob("ranks/*/events.jsonl")
@@ -95,3 +97,18 @@ def test_one_trains_after_the_other(tmp_path: Path) -> None:
         trained = sorted(pool.map(one, range(3)))
     for (_, ended), (began, _) in itertools.pairwise(trained):
         assert ended < began
+
+
+def test_waiting_for_a_turn_is_not_starting_slowly(tmp_path: Path) -> None:
+    (tmp_path / WAITING_FILE).touch()
+    progress = Progress(tmp_path)
+    began, progress.started = progress.started, 0.0
+    turns = Turns(1)
+    with turns.taker() as first, turns.taker() as second:
+        assert not first.look(tmp_path, progress)
+        assert (tmp_path / TURN_FILE).exists()
+        (tmp_path / TURN_FILE).unlink()
+        progress.started = 0.0
+        assert not second.look(tmp_path, progress)
+        assert not (tmp_path / TURN_FILE).exists()
+        assert progress.started >= began
