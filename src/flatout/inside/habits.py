@@ -133,6 +133,7 @@ class HabitsTap:
             # Why batches cannot be yielded again while levers take turns; None where no loader was seen.
             "not_repeatable": self._not_repeatable,
             "convolutions": sum(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in modules),
+            "linears": sum(isinstance(module, nn.Linear) for module in modules),
             "draws": self._random_state is True or self._draws_on_the_host(modules),
             "channels_last": bool(images)
             and all(one.is_contiguous(memory_format=torch.channels_last) for one in images)
@@ -147,6 +148,7 @@ class HabitsTap:
             **hugging_face.describe(roots),
             "repeated_blocks": len(repeated_blocks(torch, roots)),
             "tf32": _tf32(torch),
+            "convolutions_in_tf32": _convolutions_in_tf32(torch),
             "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
             "deterministic": bool(torch.backends.cudnn.deterministic)
             or bool(torch.are_deterministic_algorithms_enabled()),
@@ -246,6 +248,14 @@ def _packages() -> dict[str, str]:
             except importlib.metadata.PackageNotFoundError:  # a folder on the path, not a package of pip's
                 found[name] = ""
     return found
+
+
+def _convolutions_in_tf32(torch: Any) -> bool:
+    """As torch does by itself, unlike for products."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the script uses the new names
+        return str(torch.backends.cudnn.conv.fp32_precision) in ("tf32", "none")
 
 
 def _tf32(torch: Any) -> bool:

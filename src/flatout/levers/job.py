@@ -45,9 +45,15 @@ class JobFacts:
         if self.habit("autocast"):
             return str(self.habit("autocast"))
         dtype = str(self.habit("parameter_dtype", "float32"))
-        if dtype == "float32" and self.on_gpu and self.habit("tf32"):
+        if dtype == "float32" and self.on_gpu and (self.habit("tf32") or self._convolves_in_tf32):
             return "tf32"
         return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+
+    @property
+    def _convolves_in_tf32(self) -> bool:
+        """Whether it convolves more than it multiplies: that is in TF32 unless the script says otherwise."""
+        most = self.habit("convolutions", 0) > self.habit("linears", 0)
+        return bool(most and self.habit("convolutions_in_tf32", False))
 
     @property
     def roundoff(self) -> float:

@@ -1,5 +1,6 @@
 """Each lever changes what it says, puts everything back as it was found, and refuses where it must."""
 
+import dataclasses
 import gc
 from types import SimpleNamespace
 from typing import Any
@@ -291,3 +292,17 @@ def test_another_order_of_sums_differs_by_what_the_job_computes_in(
     assert Compile.tolerance(job) == max(Compile.roundoff, expected)
     assert FusedOptimizer.tolerance(job) == 2.0**-23  # nothing is added up there
     assert Bf16.tolerance(job) == 2.0**-9
+
+
+def test_convolutions_are_in_tf32_unless_the_script_says_otherwise() -> None:
+    peaks = {"fp32": 50e12, "tf32": 400e12, "bf16": 800e12}
+    habits = {"convolutions": 53, "linears": 1, "convolutions_in_tf32": True}
+    pictures = JobFacts(device="cuda:0", step_ms=185.0, flops_per_step=6.3e12, peaks=peaks, habits=habits)
+    assert pictures.products_dtype == "tf32"
+    assert 1.0 < Bf16.predict(pictures, {}) < 1.1
+    exact = dataclasses.replace(pictures, habits={**habits, "convolutions_in_tf32": False})
+    assert exact.products_dtype == "fp32"
+    # One convolution that cuts pictures into patches makes no such network.
+    patches = dataclasses.replace(pictures, habits={**habits, "convolutions": 1, "linears": 48})
+    assert patches.products_dtype == "fp32"
+    assert Bf16.predict(patches, {}) > 2.0
