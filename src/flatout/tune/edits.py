@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from typing import Any
+from typing import Any, ClassVar
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -38,6 +38,13 @@ def with_fused(source: str, line: int | None) -> str | None:
         return _with_keywords(call, {"fused": "True"})
 
     return _change_one_call(source, line, change)
+
+
+def without_debug_modes(source: str) -> str | None:
+    """Modes that are turned on by a plain constant, turned off; None where none is."""
+    found = _DebugModes()
+    tree = cst.parse_module(source).visit(found)
+    return tree.code if found.count else None
 
 
 def with_loader_settings(source: str, settings: dict[str, Any]) -> str | None:
@@ -184,6 +191,29 @@ def _keyword(call: cst.Call, name: str) -> str | None:
         if argument.keyword is not None and argument.keyword.value == name:
             return cst.Module([]).code_for_node(argument.value)
     return None
+
+
+class _DebugModes(cst.CSTTransformer):
+    """`set_detect_anomaly(True)` and `set_sync_debug_mode("warn")`, off."""
+
+    _OFF: ClassVar = {"set_detect_anomaly": "False", "set_sync_debug_mode": "0"}
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:  # noqa: N802, ARG002
+        off = self._OFF.get(_last_name(updated_node.func))
+        if off is None or not updated_node.args:
+            return updated_node
+        first = updated_node.args[0]
+        is_constant = isinstance(first.value, cst.SimpleString | cst.Integer) or (
+            isinstance(first.value, cst.Name) and first.value.value == "True"
+        )
+        if not is_constant:
+            return updated_node
+        self.count += 1
+        changed = first.with_changes(value=cst.parse_expression(off))
+        return updated_node.with_changes(args=[changed, *updated_node.args[1:]])
 
 
 class _Calls(cst.CSTVisitor):

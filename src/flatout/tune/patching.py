@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.records.plan import Choice, Plan
-from flatout.tune.edits import at_the_top, with_autocast, with_compile, with_fused, with_loader_settings
+from flatout.tune.edits import (
+    at_the_top,
+    with_autocast,
+    with_compile,
+    with_fused,
+    with_loader_settings,
+    without_debug_modes,
+)
 
-_EDITED = ("fused-optimizer", "loader", "compile", "bf16", "tf32", "cudnn-autotune")
+_EDITED = ("debug-modes", "fused-optimizer", "loader", "compile", "bf16", "tf32", "cudnn-autotune")
 _AT_THE_TOP = {
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
     "cudnn-autotune": "torch.backends.cudnn.benchmark = True",
@@ -41,6 +48,13 @@ _SNIPPETS = {
     ),
     "hf-switches": 'model.set_attn_implementation("sdpa")  # and use_cache=False in calls that train',
     "hf-checkpointing": "model.gradient_checkpointing_enable()",
+    "block-checkpointing": (
+        "from torch.utils.checkpoint import checkpoint\n"
+        "x = checkpoint(block, x, use_reentrant=False)  # for {share:.0%} of the blocks, the first ones"
+    ),
+    "activation-offload": (
+        "with torch.autograd.graph.save_on_cpu(pin_memory=True):  # around the model's call\n    ..."
+    ),
     "liger": (
         "from liger_kernel.transformers import apply_liger_kernel_to_llama  # or that of your model\n"
         "apply_liger_kernel_to_llama(model=model, fused_linear_cross_entropy=False)"
@@ -114,6 +128,8 @@ def patch_source(source: str, levers: Sequence[Choice], where: Where, *, device:
             changed = at_the_top(source, _AT_THE_TOP[choice.id])
         elif choice.id == "fused-optimizer":
             changed = with_fused(source, where.optimizer)
+        elif choice.id == "debug-modes":
+            changed = without_debug_modes(source)
         elif choice.id == "loader":
             changed = with_loader_settings(source, choice.settings)
         elif choice.id == "bf16" and imports_torch:
@@ -177,6 +193,7 @@ def _snippet(choice: Choice, device: str) -> str:
         settings=", ".join(f"{name}={value!r}" for name, value in choice.settings.items()),
         threads=choice.settings.get("threads"),
         budget=choice.settings.get("budget"),
+        share=choice.settings.get("share", 1.0),
         kernel=_KERNELS.get(choice.settings.get("first", ""), ""),
         command=_how_to_set_the_batch(choice),
     )

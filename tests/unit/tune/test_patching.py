@@ -86,6 +86,25 @@ def test_switches_go_after_the_imports() -> None:
     assert expected in patched.source
 
 
+def test_debug_modes_that_a_constant_turns_on() -> None:
+    on = SCRIPT.replace(
+        "torch.manual_seed(0)\n",
+        "torch.manual_seed(0)\n"
+        "torch.autograd.set_detect_anomaly(True, check_nan=False)  # while it diverged\n"
+        'torch.cuda.set_sync_debug_mode("warn")\n',
+    )
+    assert changed(Choice(id="debug-modes"), source=on) == [
+        "-torch.autograd.set_detect_anomaly(True, check_nan=False)  # while it diverged",
+        '-torch.cuda.set_sync_debug_mode("warn")',
+        "+torch.autograd.set_detect_anomaly(False, check_nan=False)  # while it diverged",
+        "+torch.cuda.set_sync_debug_mode(0)",
+    ]
+    by_option = on.replace("(True, check_nan=False)", "(args.debug)").replace('("warn")', "(args.mode)")
+    patched = patch_source(by_option, [Choice(id="debug-modes")], WHERE, device="cuda:0")
+    assert (patched.source, patched.done) == (by_option, ())
+    assert "set_detect_anomaly(False)" in patched.snippets[0]
+
+
 def test_everything_together_and_in_any_order() -> None:
     levers = [Choice(id=name) for name in ("bf16", "tf32", "compile", "fused-optimizer", "cudnn-autotune")]
     first, second = (
@@ -175,6 +194,8 @@ def test_a_script_that_lies_elsewhere_is_named_as_it_was(tmp_path: Path) -> None
         (Choice(id="attention"), "scaled_dot_product_attention(q, k, v, is_causal=True)"),
         (Choice(id="sdpa-backend", settings={"first": "cudnn"}), "SDPBackend.CUDNN_ATTENTION"),
         (Choice(id="cpu-threads", settings={"threads": 4}), "torch.set_num_threads(4)"),
+        (Choice(id="block-checkpointing", settings={"share": 0.5}), "for 50% of the blocks"),
+        (Choice(id="activation-offload", settings={"share": 1.0}), "save_on_cpu(pin_memory=True)"),
         (Choice(id="allocator"), "PYTORCH_ALLOC_CONF=expandable_segments:True"),
         (Choice(id="batch-size", settings={"--batch-size": 32, "_was": 4}), "--batch-size 32"),
         (Choice(id="batch-size", settings={"loader": 32, "_was": 4}), "batch_size=32"),
