@@ -36,9 +36,10 @@ class MemoryTracker:
 
     `holders` names what keeps tensors from step to step: a variable, a global, an attribute, with the line
     that adds to it. While memory rises, which tensors live is noted at step 8, 16, 32 and so on: tens of
-    milliseconds each. Holders are looked up when the block ends, or at `report()` inside of it, in about half
-    a second, and only if memory rose. Every other step costs a reading of one counter: microseconds, on the
-    host up to a millisecond where its memory lies scattered; looks that cost too much become fewer.
+    milliseconds each. Holders are looked up when the block ends, or at `report()` inside of it, in tenths of
+    a second (three seconds at most), and only if memory rose. Every other step costs a reading of one
+    counter: microseconds, on the host up to a millisecond where its memory lies scattered; looks that cost
+    too much become fewer.
 
     Nothing that the loop computes is changed, and nothing that goes wrong in here reaches it: the report's
     `notes` say what did.

@@ -12,9 +12,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flatout  # noqa: E402
+from flatout.inside.retaining import left_behind, retention  # noqa: E402
 from flatout.records.memory_growth import MemoryReport  # noqa: E402
 
 STEPS = 200
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To search among all objects of a process that runs thousands of tests."""
+    monkeypatch.setattr(retention, "SECONDS", 60.0)
+    monkeypatch.setattr(left_behind, "_GRAPHS_S", 60.0)
 
 
 def line(mark: str) -> int:
