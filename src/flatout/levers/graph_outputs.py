@@ -7,13 +7,12 @@ Where one is held by more than one name later on, when the next step begins, no 
 """
 
 import dataclasses
-import importlib
 import sys
 import weakref
 from typing import Any
 
 from flatout.levers.lever import Broken, Call
-from flatout.levers.outputs import map_tensors
+from flatout.levers.outputs import map_tensors, memory_of
 
 # Losses that a script collects.
 _SMALL_BYTES = 1 << 20
@@ -61,7 +60,7 @@ class GraphOutputs:
             if copy.nbytes > _SMALL_BYTES:
                 self._lent.append(Lent(self._torch, tensor))
                 self._alive.append(tensor)
-                given.append(_memory(copy))
+                given.append(memory_of(copy))
             return copy
 
         result = map_tensors(copied, self._replayed(args, kwargs))
@@ -104,7 +103,7 @@ class Lent:
     def __init__(self, torch: Any, tensor: Any) -> None:
         self._uses = torch._C._storage_Use_Count  # noqa: SLF001
         self._tensor = weakref.ref(tensor)
-        self._storage = _memory(tensor)
+        self._storage = memory_of(tensor)
 
     def held(self) -> Held:
         """By how many it is held now."""
@@ -124,9 +123,3 @@ def _copy(tensor: Any) -> Any:
     for place in repeats:
         tensor = tensor.narrow(place, 0, min(1, shape[place]))
     return tensor.clone().expand(shape)
-
-
-def _memory(tensor: Any) -> Any:
-    """A tensor's memory, without keeping it."""
-    reductions = importlib.import_module("torch.multiprocessing.reductions")
-    return reductions.StorageWeakRef(tensor.untyped_storage())

@@ -1,5 +1,6 @@
-"""What a model returns: tensors in whatever nesting."""
+"""What a model returns: tensors in whatever nesting, and the memory in which they lie."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +21,9 @@ def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
             if changed is not item:
                 value[name] = changed
     return value
+
+
+def memory_of(tensor: Any) -> Any:
+    """A tensor's memory, without keeping it."""
+    reductions = importlib.import_module("torch.multiprocessing.reductions")
+    return reductions.StorageWeakRef(tensor.untyped_storage())

@@ -6,9 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
-from flatout.hardware.host import read_host
+from flatout.hardware.host import available_memory_bytes, read_host
 from flatout.records.profile import Profile
 from flatout.records.session import TURN_FILE, WAITING_FILE
 from flatout.runtime.progress import Progress
@@ -49,8 +47,7 @@ def room_for(baseline: Profile, threads: int, runs: int) -> Room:
     waiting = _OF_A_RUN * (memory.parameter_bytes or memory.reserved_peak_bytes) + _CONTEXT_BYTES
     started = most + max(0, int((device - most * training) / waiting))
     if memory.host_peak_bytes:
-        available = psutil.virtual_memory().available
-        started = min(started, int(_OF_THE_HOST * available / memory.host_peak_bytes))
+        started = min(started, int(_OF_THE_HOST * available_memory_bytes() / memory.host_peak_bytes))
     started = min(started, runs, cores // _CORES_FOR_A_START)
     return Room(max(most, started), most)
 

@@ -9,12 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.levers import activation_offload  # noqa: E402
-from flatout.levers.activation_offload import ActivationOffload, SavedTensors  # noqa: E402
+from flatout.levers import saved_tensors  # noqa: E402
+from flatout.levers.activation_offload import ActivationOffload  # noqa: E402
 from flatout.levers.job import JobFacts  # noqa: E402
 from flatout.levers.lever import Refused  # noqa: E402
 from flatout.levers.offloading import Away, is_plain  # noqa: E402
-from flatout.levers.optimizer_offload import OptimizerOffload, States  # noqa: E402
+from flatout.levers.optimizer_offload import OptimizerOffload  # noqa: E402
+from flatout.levers.optimizer_states import States  # noqa: E402
+from flatout.levers.saved_tensors import SavedTensors  # noqa: E402
 
 nn = torch.nn
 CPU = torch.device("cpu")
@@ -133,7 +135,7 @@ def test_what_was_saved_last_stays_from_the_second_pass_on(sent: list[Any]) -> N
 
 
 def test_a_host_without_room_gets_nothing(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
-    monkeypatch.setattr(activation_offload, "host_has_room", lambda _bytes: False)
+    monkeypatch.setattr(saved_tensors, "host_has_room", lambda _bytes: False)
     model = model_of()
     saved = SavedTensors(torch, CPU, 1.0, fewest_bytes=1, window_bytes=0)
     offloaded(model, saved, torch.randn(8, 8)).sum().backward()
