@@ -6,42 +6,27 @@ The scripts of others (minGPT, pytorch/examples, nanoGPT) are expected under --s
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write
+from benchmarks.profiled import profiled
 from benchmarks.tuning import CASES
 
-ROOT = Path(__file__).parents[1]
 _USUAL = ("gpt-124m", "chargpt-mini", "imagenet")
 _KEPT = ("step_ms", "waterfall", "floors", "mfu", "device_use", "unknown")
 
 
-def profiled(name: str, scripts: Path) -> dict[str, Any]:
+def said_of(name: str, scripts: Path) -> dict[str, Any]:
     """One script, as it is."""
     case = CASES[name]
     folder = scripts / case["folder"] if "folder" in case else None
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    if "python_path" in case:
-        paths.append(str(scripts / case["python_path"]))
+    python_path = str(scripts / case["python_path"]) if "python_path" in case else ""
     with tempfile.TemporaryDirectory() as elsewhere:
-        done = subprocess.run(
-            [sys.executable, "-m", "flatout", "profile", "--json", "--seconds", "5", *case["words"].split()],
-            cwd=folder or elsewhere,
-            env={**os.environ, "PYTHONPATH": ":".join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        return {"case": name, "failed": done.stderr[-1000:]}
+        found = profiled(["--seconds", "5", *case["words"].split()], folder or elsewhere, python_path)
+    if "failed" in found:
+        return {"case": name, **found}
     findings = [
         {
             "code": one["code"],
@@ -64,7 +49,7 @@ def main() -> None:
     out = str(Path(chosen.out) / "findings.json") if chosen.out else None
     rows = []
     for name in chosen.cases or _USUAL:
-        row = profiled(name, chosen.scripts.resolve())
+        row = said_of(name, chosen.scripts.resolve())
         rows.append(row)
         shares = sorted(row.get("waterfall") or (), key=lambda share: -share["ms"])
         told = [f"{share['part']} {share['share']:.0%}" for share in shares[:3]]

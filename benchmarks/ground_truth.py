@@ -6,17 +6,12 @@ Each case is a small training on the GPU with one fault of a known size, in the 
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write
-
-ROOT = Path(__file__).parents[1]
+from benchmarks.profiled import profiled
 
 BEGIN = """
 import math, time, torch
@@ -116,18 +111,9 @@ def run_case(name: str) -> dict[str, Any]:
     line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(source)
-        done = subprocess.run(
-            [sys.executable, "-m", "flatout", "profile", "--json", "--seconds", "4", "train.py"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        return {"case": name, "failed": done.stderr[-2000:]}
+        found = profiled(["--seconds", "4", "train.py"], folder)
+    if "failed" in found:
+        return {"case": name, **found}
     codes = [finding["code"] for finding in found["findings"]]
     wanted = next((one for one in found["findings"] if one["code"] in case["codes"]), None)
     lines = [place["line"] for place in wanted["where"]] if wanted is not None else []

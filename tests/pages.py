@@ -66,3 +66,11 @@ def parsed(html: str) -> Page:
             numbers = [float(number) for number in re.split(r"[ ,%]+", attrs.get(name, "").strip()) if number]
             assert all(math.isfinite(number) for number in numbers), (tag, name, attrs[name])
     return found
+
+
+def insist_on_one_file(html: str) -> None:
+    """Nothing is fetched and nothing runs; it follows the reader's colours."""
+    for word in ("url(", "@import", "http", "<script", "javascript:"):
+        assert word not in html
+    assert "prefers-color-scheme: dark" in html
+    parsed(html)
