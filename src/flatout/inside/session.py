@@ -34,6 +34,7 @@ from flatout.inside.ranges import Ranges
 from flatout.inside.records_open import OpenRecords
 from flatout.inside.repeated_batches import RepeatedBatches
 from flatout.inside.same_random import draw_the_same
+from flatout.inside.same_samples import SameSamples
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
 from flatout.inside.tap import Tap
@@ -135,6 +136,8 @@ class Session:
         self.cleanup = self._tap("cleanup", CleanupTap)
         if self.order.same_random:
             self.guarded("same random", draw_the_same, self.torch)
+        if self.order.same_samples:
+            self._install("same samples", SameSamples)
         if self.order.loader:
             self._install("loader override", LoaderOverride)
         if self.order.repeat_batches:
@@ -176,7 +179,8 @@ class Session:
                 self.fail(name, error)
 
     def enter_worker(self) -> WorkersTap | None:
-        """This process is a loader's worker: take everything off but the tap that times what it makes."""
+        """This process is a loader's worker: take off all that has no part in making batches."""
+        self._taps.pop("same samples", None)
         workers = self._taps.pop("workers", None)
         self.disarm()
         if self.order.trial:

@@ -53,6 +53,7 @@ class ChannelsLast(Lever):
                         if last is None:
                             last = torch.empty_like(parameter, memory_format=torch.channels_last)
                         parameter.data = last.copy_(parameter.data)
+                        self._take_along(parameter)
 
     def undo(self) -> None:
         """Put the strides back; the place is kept, since CUDA graphs that were recorded know it."""
@@ -64,7 +65,28 @@ class ChannelsLast(Lever):
                     parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
                 )
                 parameter.data = plain.copy_(parameter.data)
+                self._take_along(parameter)
         self._found = []
+
+    def _take_along(self, parameter: Any) -> None:
+        """Its gradient and its optimizer's state get its strides: fused optimizers insist on that."""
+        torch = self.scene.torch
+
+        def along(tensor: Any) -> Any:
+            like = torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device)
+            return like.copy_(tensor)
+
+        def lies_otherwise(value: Any) -> bool:
+            plain = type(value) is torch.Tensor and value.shape == parameter.shape
+            return plain and value.stride() != parameter.stride()
+
+        if lies_otherwise(parameter.grad):
+            parameter.grad = along(parameter.grad)
+        for optimizer in self.scene.optimizers():
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if lies_otherwise(value):
+                    state[name] = along(value)
 
     def around(self, root: Any, call: Call) -> Call:
         """Images come in with their channels last."""

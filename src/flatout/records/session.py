@@ -125,6 +125,8 @@ class Order:
     perturbation: int = 0
     # Compiled code draws the random numbers that code as written would draw.
     same_random: bool = False
+    # Data sets draw the same random numbers in workers as in the loop.
+    same_samples: bool = False
     # What trackers write offline during a trial.
     aside: str | None = None
     # Where writes go when no file system overlay protects the user's files.

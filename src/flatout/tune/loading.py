@@ -26,6 +26,7 @@ from flatout.tune.request import order_of
 _WAITS = 0.03
 WAITS_LONG = 0.15
 _CLEAR_GAIN = 1.1
+_RECKONED = "as many workers as a batch takes steps to make"
 NOT_NEEDED = LeverTrial(
     lever="loader", safety="resampled", verdict="skipped", reason="the loop does not wait for data"
 )
@@ -64,9 +65,7 @@ class LoaderStage:
         from the wait for data.
         """
         kind = BY_ID["loader"]
-        reason = self._limits.refusal("loader") or kind.check(job)
-        if self._measurer.request.goal == "memory":
-            reason = "workers serve speed, and take memory"
+        reason = self._refusal(job)
         if reason:
             return Loaded(LeverTrial(lever="loader", safety=kind.safety, verdict="skipped", reason=reason))
         predicted = kind.predict(job, {})
@@ -115,16 +114,38 @@ class LoaderStage:
         is_clear = (rates[1] or 0.0) >= _CLEAR_GAIN * (rates[0] or 0.0)
         return Loaded(kept, choice, runs.get(_words(swept.best)) if is_clear else None)
 
-    def tune_on_top(self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...]) -> Loaded:
+    def reckon(self, job: JobFacts, profile: Profile) -> Loaded:
+        """Workers for a loader that has none, as many as a batch and a step take; nothing is measured."""
+        counts = _worker_counts(profile, None)
+        has_workers = any(one.get("num_workers") for one in job.loaders)
+        if self._refusal(job) or has_workers or not counts:
+            return Loaded(NOT_NEEDED)
+        settings = {"num_workers": counts[-1], "persistent_workers": True}
+        predicted = BY_ID["loader"].predict(job, {})
+        choice = Choice(id="loader", settings=settings, predicted_speedup=predicted, reason=_RECKONED)
+        kept = msgspec.structs.replace(
+            NOT_NEEDED, verdict="kept", reason=_RECKONED, settings=settings, predicted_speedup=predicted
+        )
+        return Loaded(kept, choice)
+
+    def _refusal(self, job: JobFacts) -> str:
+        if self._measurer.request.goal == "memory":
+            return "workers serve speed, and take memory"
+        return self._limits.refusal("loader") or BY_ID["loader"].check(job)
+
+    def tune_on_top(
+        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...], *, in_vain: bool = False
+    ) -> Loaded:
         """A loader that kept up with a slow job may not keep up with a fast one.
 
-        Even where the search has left no time: while the loop waits long, no lever gives more.
+        Even where the search has left no time: while the loop waits long, no lever gives more. But not where
+        no setting helped the job as written (`in_vain`).
         """
         profile = measured.profile
         waits = input_wait(measured)
         if profile is None or waits < _WAITS:
             return Loaded(NOT_NEEDED)
-        if time.monotonic() > self._limits.deadline and waits < WAITS_LONG:
+        if time.monotonic() > self._limits.deadline and (in_vain or waits < WAITS_LONG):
             return Loaded(msgspec.structs.replace(NOT_NEEDED, reason=OUT_OF_TIME))
         facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})
         return self.tune(facts, profile, levers)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.hardware.host import read_host
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
@@ -17,9 +19,10 @@ from flatout.records.profile import Profile
 from flatout.records.trial import Outcome
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
+from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import bit_for_bit, judge
-from flatout.tune.guard_runs import GuardRun
+from flatout.tune.guard_runs import GuardRun, is_paired
 from flatout.tune.request import TuneRequest
 from flatout.tune.trajectory import last_losses, without_numbers
 from flatout.tune.turns import Turns, room_for
@@ -56,6 +59,7 @@ class Proof:
         self._folder = folder
         self._job = job
         self._room = room_for(baseline, threads_of(job), _TWINS + 2)
+        self._environment = own_threads(baseline, self._room.started)
         self._steps = steps_of(baseline)
         # Compiled code draws other random numbers than code as written, unless it is told not to.
         self.draws = bool(job.habit("draws", True))
@@ -65,6 +69,7 @@ class Proof:
         self.pairing: dict[str, Any] = {}
         self.roundoff = 0.0
         self._reference: GuardRun | None = None
+        self._same_samples = False
 
     def prove(self, chosen: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], GuardEvidence]:
         """What may stay, and the evidence for it.
@@ -96,6 +101,7 @@ class Proof:
         if not chosen:
             return (), NOT_NEEDED
         roundoff = max(self._tolerance(choice) for choice in chosen)
+        self._same_samples = any(BY_ID[choice.id].safety == "resampled" for choice in chosen)
         twins: list[Run] = [(f"twin {number}", (), roundoff, number) for number in range(1, _TWINS + 1)]
         as_written: Run = ("as written", (), 0.0, 0)
         if {BY_ID[choice.id].safety for choice in chosen} == {"exact"}:
@@ -124,6 +130,9 @@ class Proof:
                 resampled="resampled" in classes,
             )
             self._on_judgement(chosen, evidence)
+            repeatable = all(is_paired(reference, twin, others) for twin in others)
+            if evidence.verdict == "weak" and "resampled" in classes and repeatable:
+                evidence = self._apart_from_samples(chosen, reference, others, roundoff, evidence)
             if evidence.verdict != "unsafe":
                 return chosen, evidence
             culprits = self._culprits(chosen, reference, others, roundoff, evidence)
@@ -132,6 +141,29 @@ class Proof:
             if not chosen:
                 break
         return (), evidence
+
+    def _apart_from_samples(
+        self,
+        chosen: tuple[Choice, ...],
+        reference: GuardRun,
+        twins: Sequence[GuardRun],
+        roundoff: float,
+        weak: GuardEvidence,
+    ) -> GuardEvidence:
+        """A plan that draws other samples can only be held to a level: the rest of it, to more than that."""
+        rest = tuple(choice for choice in chosen if BY_ID[choice.id].safety != "resampled")
+        if not rest:
+            return weak
+        [candidate] = self._run([("the plan, with the samples as written", rest, 0.0, 0)])
+        exact = {BY_ID[choice.id].safety for choice in rest} == {"exact"}
+        evidence = judge(reference, twins, candidate, roundoff=roundoff, exact=exact)
+        self._on_judgement(rest, evidence)
+        if evidence.verdict != "same":
+            return evidence if evidence.verdict == "unsafe" else weak
+        resampled = ", ".join(choice.words() for choice in chosen if choice not in rest)
+        reason = f"{evidence.reason}; {resampled} draws other samples: {weak.reason}"
+        curves = {**evidence.curves, "with other samples": weak.curves.get("plan", [])}
+        return dataclasses.replace(evidence, reason=reason, curves=curves)
 
     def _tolerance(self, choice: Choice) -> float:
         return BY_ID[choice.id].tolerance(self._job)
@@ -184,9 +216,11 @@ class Proof:
                     pair_updates=_UPDATES,
                     guard_updates=_UPDATES,
                     same_random=self.draws,
+                    same_samples=self._same_samples,
                     perturb=perturb,
                     perturbation=which,
                 )
+                plan = dataclasses.replace(plan, environment={**plan.environment, **self._environment})
                 trial = run_trial(plan, place)
             done += 1
             self._tell(f"guard: {done} of {len(runs)} runs done", done, len(runs))
@@ -195,7 +229,12 @@ class Proof:
         self._tell(f"guard: {', '.join(name for name, *_ in runs)}", 0, len(runs))
         numbered = list(enumerate(runs, start=first))
         with ThreadPoolExecutor(max_workers=self._room.started) as pool:
-            outcomes = list(pool.map(one, numbered))
+            try:
+                outcomes = list(pool.map(one, numbered))
+            except BaseException:  # a Ctrl-C is not to wait for runs that nobody needs any more
+                turns.end_all()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         if self._room.started > 1:
             # Side by side they may have been short of memory: alone they are not.
             for item in [
@@ -211,6 +250,19 @@ def steps_of(baseline: Profile) -> int:
     if baseline.step_ms is None:
         return _STEPS
     return max(_FEWEST_STEPS, min(_STEPS, round(_LONG_ENOUGH_S / (baseline.step_ms.p50 / 1000))))
+
+
+def own_threads(baseline: Profile, started: int) -> dict[str, str]:
+    """Settings under which runs side by side on a GPU do not contend for the host's cores.
+
+    Each would compute with as many threads as there are cores, which wait for each other at every operation.
+    How many there are changes no result that a GPU computes, and is the same for all.
+    """
+    if started < 2 or not (baseline.device or "").startswith("cuda"):
+        return {}
+    fair = max(1, cores_allowed(read_host(places=())) // started)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return {"OMP_NUM_THREADS": str(min(fair, int(given)) if given.isdigit() else fair)}
 
 
 def threads_of(job: JobFacts) -> int:

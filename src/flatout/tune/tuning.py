@@ -91,13 +91,13 @@ class _Tuner:
         job = job_facts(baseline, about, peaks)
         repeats = can_repeat_batches(job)
         loading = LoaderStage(self._measurer, self._limits, self._folder, as_written)
-        # Workers there are: how many are needed shows when the levers are on. Without any, nothing could be
-        # ready ahead of time, and levers that depend on that could not be tried.
-        loaded = Loaded(NOT_NEEDED)
-        has_workers = any(one.get("num_workers") for one in job.loaders)
-        later_on = repeats and has_workers and self._request.goal != "memory"
+        # How many workers are needed shows when the levers are on. Without any, nothing could be ready ahead
+        # of time, and levers that depend on that could not be tried: until then as many as reckoned.
+        later_on = repeats and self._request.goal != "memory"
         this_job = fingerprint(self._request.job.command, baseline, about)
-        if not later_on:
+        if later_on:
+            loaded = loading.reckon(job, baseline)
+        else:
             with self._stage("loader"):
                 loaded = self._loaded_earlier(this_job) or loading.tune(job, baseline, ())
         loader = loaded.choice
@@ -118,7 +118,7 @@ class _Tuner:
                     self._bench(finder, candidates, base, repeat_batches=repeats)
             found, measured = (*base, *finder.best), loaded.measured if not finder.best else None
             if not self._interrupted:  # else the best so far is to be proven, and nothing else tried
-                later = self._load_on_top(loading, finder, job, baseline, found, repeats, later_on)
+                later = self._load_on_top(loading, finder, job, baseline, loaded, later_on)
                 loaded = later.loaded or loaded
                 if later.measured is not None or later.found != found:
                     found, measured = later.found, later.measured
@@ -203,9 +203,10 @@ class _Tuner:
                 baseline,
                 chosen,
                 now,
-                uncompiled=_uncompiled(pace_of(baseline), chosen, ladder),
-                # On top of the budget, since it was asked for by name; but not without an end.
-                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s,
+                uncompiled=_uncompiled(now, chosen, ladder),
+                # On top of the budget, since it was asked for by name; but not without an end, and a last run
+                # with all of the plan comes after it.
+                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline),
             )
 
     def _load_on_top(
@@ -214,28 +215,32 @@ class _Tuner:
         finder: Finder,
         job: JobFacts,
         baseline: Profile,
-        found: tuple[Choice, ...],
-        repeats: bool,
+        loaded: Loaded,
         later_on: bool,
     ) -> "_OnTop":
         """The loader's settings once the levers are known: what kept up with a slow job may not any more."""
         as_written = pace_of(baseline)
+        found: tuple[Choice, ...] = (
+            finder.best if later_on or loaded.choice is None else (loaded.choice, *finder.best)
+        )
         if later_on and (not finder.best or job.host_shares.get("input_wait", 0.0) > WAITS_LONG):
             # Under levers it waits more than as written: that need not be measured.
             computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
             with self._stage("loader"):
-                loaded = loading.tune(job, baseline, found, computing_ms=computing_ms)
-            return _OnTop(_with_loader(found, loaded.choice), loaded.measured, loaded)
-        has_loader = any(choice.id == "loader" for choice in found)
-        if not finder.best or (has_loader and not repeats):
+                found_later = loading.tune(job, baseline, found, computing_ms=computing_ms)
+            if found_later.choice is None and loaded.choice is not None:
+                found = _without_workers(found)
+            return _OnTop(_with_loader(found, found_later.choice), found_later.measured, found_later)
+        if not finder.best or loaded.choice in found:
             return _OnTop(found)
         with self._stage("confirming"):
             measured = self._measurer.measure("the plan", found, as_written)
         with self._stage("loader"):
-            loaded = loading.tune_on_top(job, measured, found)
-        if loaded.choice is None:
-            return _OnTop(found, measured, None if has_loader else loaded)
-        return _OnTop(_with_loader(found, loaded.choice), loaded.measured, loaded)
+            on_top = loading.tune_on_top(job, measured, found, in_vain=loaded.trial.verdict == "rejected")
+        if on_top.choice is None:
+            was_tried = loaded.trial.verdict == "rejected" and on_top.trial.verdict == "skipped"
+            return _OnTop(found, measured, None if was_tried else on_top)
+        return _OnTop(_with_loader(found, on_top.choice), on_top.measured, on_top)
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -268,14 +273,18 @@ class _Tuner:
 
     def _leave_time_for_the_proof(self, baseline: Profile, job: JobFacts) -> None:
         """The budget is for everything, and the guard and the confirmation come last."""
+        # A run of the guard compiles too, which takes about as long as to start.
         start_s = baseline.trial.to_first_update_s or 0.0
-        # To confirm means to start once more, and as long again to compile, as in one of the guard's runs.
-        left_s = proof_seconds(baseline, job) + 3 * start_s + self._measurer.rule.fewest_seconds
+        left_s = proof_seconds(baseline, job) + start_s + self._run_s(baseline)
         if job.host_shares.get("input_wait", 0.0) > WAITS_LONG:
-            left_s += start_s  # the loader's settings are tried in runs of their own
+            left_s += self._run_s(baseline)  # one setting of the loader more than the one that is chosen
         budget_s = self._request.budget_s
         deadline = max(time.monotonic() + _FOR_THE_SEARCH * budget_s, self._began + budget_s - left_s)
         self._limits = dataclasses.replace(self._limits, deadline=deadline)
+
+    def _run_s(self, baseline: Profile) -> float:
+        """About how long the job under a plan is measured: it starts, compiles about as long, and goes."""
+        return 2 * (baseline.trial.to_first_update_s or 0.0) + self._measurer.rule.fewest_seconds
 
     def _loaded_earlier(self, job: Fingerprint) -> Loaded | None:
         """What the tuning that is resumed had found for the loader, where it had come that far."""
@@ -398,6 +407,11 @@ def _with_loader(found: tuple[Choice, ...], loader: Choice | None) -> tuple[Choi
     return found if loader is None else (loader, *(one for one in found if one.id != "loader"))
 
 
+def _without_workers(found: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Without what needs them, where none are worth having after all."""
+    return tuple(one for one in found if one.id != "device-prefetch")
+
+
 def _told_of(allowed: dict[str, Any]) -> list[str]:
     """What levers that change the training did to it in the guard's runs."""
     if not allowed:
@@ -418,16 +432,13 @@ def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
     return [f"other work runs on this machine: steps without levers took {least} to {most} ms while tuning"]
 
 
-def _uncompiled(as_written: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:
+def _uncompiled(now: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:
     """The pace of the plan without the compiler, which comes last: it is the rung before."""
-    if len(ladder) < 2 or len(ladder) != len(chosen) or chosen[-1].id != "compile":
+    if not ladder or chosen[-1].id != "compile" or ladder[-1].lever != chosen[-1].words():
         return None
-    rung = ladder[-2]
-    rate = as_written.samples_per_s
+    by, rate = ladder[-1].gain, now.samples_per_s
     return dataclasses.replace(
-        as_written,
-        step_ms=rung.step_ms,
-        samples_per_s=rate * rung.speedup if rate is not None else None,
+        now, step_ms=now.step_ms * by, samples_per_s=rate / by if rate is not None else None
     )
 
 

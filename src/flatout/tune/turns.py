@@ -52,16 +52,25 @@ def room_for(baseline: Profile, threads: int, runs: int) -> Room:
     return Room(max(most, started), most)
 
 
+class NotNeeded(Exception):
+    """What ends a run whose result nobody waits for any more, wherever it is."""
+
+
 class Turns:
     """Whoever asks first is first; a turn lasts to the end of the run."""
 
     def __init__(self, count: int) -> None:
         self._free = threading.Semaphore(count)
+        self._over = threading.Event()
+
+    def end_all(self) -> None:
+        """No run needs to go on."""
+        self._over.set()
 
     @contextlib.contextmanager
     def taker(self) -> Iterator["Taker"]:
         """For one run."""
-        taker = Taker(self._free)
+        taker = Taker(self._free, self._over)
         try:
             yield taker
         finally:
@@ -71,8 +80,9 @@ class Turns:
 class Taker:
     """Follows a trial, and lets it train when it is its turn."""
 
-    def __init__(self, free: threading.Semaphore) -> None:
+    def __init__(self, free: threading.Semaphore, over: threading.Event) -> None:
         self._free = free
+        self._over = over
         self._has_turn = False
         # As the plan says.
         self.silence_s: float | None = None
@@ -84,6 +94,8 @@ class Taker:
             progress.has_waited()
             if self._has_turn:
                 (folder / TURN_FILE).touch()
+        if self._over.is_set():
+            raise NotNeeded
         return False
 
     def end(self) -> None:

@@ -181,6 +181,23 @@ def test_who_has_a_fused_implementation() -> None:
 # Layout -----------------------------------------------------------------------------------------------------
 
 
+def test_channels_last_takes_gradients_and_states_along() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    weight = model[0].weight
+    before = weight.grad.clone(), optimizer.state[weight]["momentum_buffer"].clone()
+    lever = ChannelsLast(scene((model,), (optimizer,)), {})
+    for change in (lever.apply, lever.undo):
+        change()
+        after = weight.grad, optimizer.state[weight]["momentum_buffer"]
+        for one, other in zip(before, after, strict=True):
+            assert other.stride() == weight.stride()
+            assert torch.equal(one, other)
+    assert weight.is_contiguous()
+
+
 def test_channels_last_changes_strides_alone_and_puts_them_back() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
     strides = [parameter.stride() for parameter in model.parameters()]

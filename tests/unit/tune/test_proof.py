@@ -12,7 +12,7 @@ from flatout.records.plan import Choice
 from flatout.runtime.command import job_command
 from flatout.runtime.profiling import ProfileRequest
 from flatout.tune.guard_runs import GuardRun
-from flatout.tune.proof import Proof, Run
+from flatout.tune.proof import Proof, Run, own_threads
 from flatout.tune.request import TuneRequest
 from tests.profiles import profile
 
@@ -57,6 +57,52 @@ def test_what_the_user_allowed_is_no_part_of_the_proof(tmp_path: Path) -> None:
     assert (evidence.allowed["as_written"], evidence.allowed["allowed"]) == (1.0, 1.5)
     assert list(evidence.curves["with what you allowed"]) == [3.0, 2.5, 1.5]
     assert proving.asked == ["garbage-collector", "as written", both]
+
+
+OTHER_DATA = {"parameters": "p", "inputs": [[1, "a"], [2, "b"]]}
+LOADER = Choice(id="loader", settings={"num_workers": 4})
+LOSSES = tuple(3.0 - step / 10 for step in range(12))
+
+
+def sampled_otherwise(tmp_path: Path, rest: GuardRun) -> Recorded:
+    written = GuardRun(LOSSES, ({"update": 1},), PAIRING)
+    return Recorded(
+        tmp_path,
+        {
+            "loader+garbage-collector": GuardRun(LOSSES, ({"update": 1},), OTHER_DATA),
+            "loader": GuardRun(LOSSES, ({"update": 1},), OTHER_DATA),
+            "garbage-collector": rest,
+            **dict.fromkeys(("as written", "twin 1", "twin 2", "twin 3"), written),
+        },
+    )
+
+
+def test_what_other_samples_hide_is_proven_without_them(tmp_path: Path) -> None:
+    proving = sampled_otherwise(tmp_path, GuardRun(LOSSES, ({"update": 1},), PAIRING))
+    chosen, evidence = proving.prove((LOADER, COLLECTOR))
+    assert chosen == (LOADER, COLLECTOR)
+    assert (evidence.verdict, evidence.paired) == ("same", True)
+    assert "bit for bit" in evidence.reason
+    assert "draws other samples" in evidence.reason
+    assert proving.asked[-1] == "garbage-collector"
+
+
+def test_what_learns_otherwise_does_not_hide_behind_other_samples(tmp_path: Path) -> None:
+    proving = sampled_otherwise(tmp_path, GuardRun(LOSSES, ({"update": 1},), OTHER_DATA))
+    chosen, evidence = proving.prove((LOADER, COLLECTOR))
+    assert chosen == (LOADER,)
+    assert evidence.verdict == "weak"
+    assert "other parameters or inputs" in proving.unsafe["garbage-collector"]
+
+
+def test_runs_side_by_side_share_the_cores_of_a_gpus_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.tune.proof.cores_allowed", lambda _host: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert own_threads(profile(device="cuda:0"), 5) == {"OMP_NUM_THREADS": "3"}
+    assert own_threads(profile(device="cuda:0"), 1) == {}
+    assert own_threads(profile(device="cpu"), 5) == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert own_threads(profile(device="cuda:0"), 5) == {"OMP_NUM_THREADS": "2"}
 
 
 def test_alone_it_is_held_against_the_script_as_written(tmp_path: Path) -> None:

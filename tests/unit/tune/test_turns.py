@@ -1,10 +1,14 @@
 """How many runs start and train side by side, and that the others wait."""
 
+import contextlib
 import itertools
 import json
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flatout.records.profile import MemoryUse
@@ -13,7 +17,7 @@ from flatout.runtime.command import job_command
 from flatout.runtime.progress import Progress, StopRule
 from flatout.runtime.trial import TrialPlan, run_trial
 from flatout.tune import turns
-from flatout.tune.turns import Room, Turns, room_for
+from flatout.tune.turns import NotNeeded, Room, Turns, room_for
 from tests.profiles import profile
 
 GIB = 1 << 30
@@ -97,6 +101,34 @@ def test_one_trains_after_the_other(tmp_path: Path) -> None:
         trained = sorted(pool.map(one, range(3)))
     for (_, ended), (began, _) in itertools.pairwise(trained):
         assert ended < began
+
+
+def test_runs_that_nobody_needs_end_wherever_they_are(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\n\ntime.sleep(600)\n")
+    all_turns = Turns(1)
+
+    def one() -> None:
+        with all_turns.taker() as taker:
+            command, stop = job_command([str(script)]), StopRule(updates=20)
+            plan = TrialPlan(name="guard", command=command, stop=stop, director=taker)
+            run_trial(plan, tmp_path / "run")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(one)
+        while not (tmp_path / "run").exists() and not running.done():
+            time.sleep(0.01)
+        all_turns.end_all()
+        with pytest.raises(NotNeeded):
+            running.result(timeout=60)
+    assert not any(str(script) in " ".join(process.cmdline()) for process in living())
+
+
+def living() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            process.cmdline()
+            yield process
 
 
 def test_waiting_for_a_turn_is_not_starting_slowly(tmp_path: Path) -> None:
