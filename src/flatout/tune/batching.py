@@ -1,24 +1,16 @@
-"""A larger batch, where the user allows it: where its size comes from, and at which size it pays."""
+"""Where a script takes its batch size from, how to give it another, and what that means for training."""
 
 import ast
 import dataclasses
-import math
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flatout.records.plan import Choice
-from flatout.records.tuning import LeverTrial, Pace
 from flatout.runtime.command import JobCommand
 from flatout.tune.fingerprints import script_of
 
 BATCH_SIZE = "batch-size"
-# Throughput that grows by less than this with twice the batch has reached its knee.
-_KNEE = 0.03
-# Per doubling.
-_HARDLY_LONGER = 1.6
-_LARGEST_FACTOR = 256
 _OPTION = re.compile(
     r"^(?P<name>-{0,2}[\w.-]*(?:batch[_-]?size|bs|batch)[\w.-]*|-b)(?:=(?P<value>\d+))?$", re.IGNORECASE
 )
@@ -128,94 +120,6 @@ def _set(words: Sequence[str], option: str, value: str, *, joined: bool) -> tupl
     return (*words, f"{option}={value}") if joined else (*words, option, value)
 
 
-# The sizes --------------------------------------------------------------------------------------------------
-
-# Runs the job under some levers: how it went, or why not.
-Measure = Callable[[Choice], tuple[Pace | None, float | None, str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """One size that was tried."""
-
-    choice: Choice
-    size: int
-    pace: Pace | None
-    outcome: str
-
-
-def climb(
-    command: JobCommand,
-    size: int,
-    now: Pace,
-    room_bytes: int | None,
-    measure: Measure,
-    deadline: float = math.inf,
-) -> tuple[Choice | None, list[Size], str]:
-    """Grow the batch until it no longer pays; the choice, what was tried, and why it ended."""
-    tried: list[Size] = []
-    for source in sources(command, size):
-        first = _try(source, 2 * size, size, measure)
-        tried.append(first)
-        if first.pace is None or first.outcome:
-            continue
-        reason = _grow(source, size, first, now, room_bytes, measure, tried, deadline)
-        good = [one for one in tried if one.pace is not None and not one.outcome]
-        rates = {one.size: (one.pace.samples_per_s or 0.0) for one in good if one.pace is not None}
-        best = max([now.samples_per_s or 0.0, *rates.values()])
-        if best <= (now.samples_per_s or 0.0) * (1 + _KNEE):
-            return None, tried, "throughput does not grow with the batch"
-        knee = min(one for one, rate in rates.items() if rate >= best * (1 - _KNEE))
-        return next(one.choice for one in good if one.size == knee), tried, reason
-    ended = tried[-1].outcome if tried else ""
-    return None, tried, ended or "no way was found to change the size that reaches the model"
-
-
-def _try(source: Source, size: int, was: int, measure: Measure) -> Size:
-    choice = source.choice(size, was)
-    pace, samples, outcome = measure(choice)
-    if pace is not None and (samples is None or abs(samples / size - 1) > 0.01):
-        outcome = f"with {choice.words()} {samples:g} samples reach the model"
-    return Size(choice, size, pace, outcome)
-
-
-def _grow(
-    source: Source,
-    was: int,
-    last: Size,
-    now: Pace,
-    room_bytes: int | None,
-    measure: Measure,
-    tried: list[Size],
-    deadline: float,
-) -> str:
-    before, factor, fits = now.samples_per_s or 0.0, 2, math.inf
-    while last.pace is not None and not last.outcome:
-        rate, peak = last.pace.samples_per_s or 0.0, last.pace.peak_bytes
-        if rate < before * (1 + _KNEE):
-            return "throughput no longer grows"
-        room = room_bytes / peak if room_bytes is not None and peak else math.inf
-        if room < 1.8:
-            return "twice as many samples would not fit"
-        if last.size >= _LARGEST_FACTOR * was:
-            return "larger was not tried"
-        if 2 * last.size > fits:
-            return next(one.outcome for one in tried if one.outcome or one.pace is None)
-        if time.monotonic() > deadline:
-            return "the time allowed was over"
-        # Where twice the samples take hardly longer the knee is far away; every size costs a run.
-        far = rate >= before * _HARDLY_LONGER ** math.log2(factor) and room >= 3.6
-        far = far and 4 * last.size <= _LARGEST_FACTOR * was
-        before, factor, smaller = rate, 4 if far else 2, last.size
-        last = _try(source, factor * smaller, was, measure)
-        tried.append(last)
-        if far and (last.pace is None or last.outcome):
-            factor, fits = 2, 3 * smaller  # four times as many do not
-            last = _try(source, factor * smaller, was, measure)
-            tried.append(last)
-    return last.outcome
-
-
 def consequence(choice: Choice, times: float) -> str:
     """What it means for the training, in a sentence; `times` as many samples reach the model in an update."""
     was = choice.settings["_was"]
@@ -227,26 +131,3 @@ def consequence(choice: Choice, times: float) -> str:
         f"the learning rate is still the script's (the usual rules would multiply it by {times**0.5:.1f} for "
         f"Adam, by {times:g} for SGD)"
     )
-
-
-def as_trials(tried: Sequence[Size], chosen: Choice | None, now: Pace, reason: str) -> list[LeverTrial]:
-    """What became of each size."""
-    trials = []
-    for one in tried:
-        measured = None
-        if one.pace is not None and one.pace.samples_per_s and now.samples_per_s:
-            measured = one.pace.samples_per_s / now.samples_per_s
-        failed = one.pace is None or bool(one.outcome)
-        kept = chosen is not None and one.choice.settings == chosen.settings
-        why = one.outcome if failed else ("the knee of throughput" if kept else reason)
-        trials.append(
-            LeverTrial(
-                lever=BATCH_SIZE,
-                safety="recipe",
-                verdict="failed" if failed else "kept" if kept else "rejected",
-                reason=why,
-                settings=one.choice.settings,
-                measured_speedup=measured,
-            )
-        )
-    return trials

@@ -7,9 +7,11 @@ is executed before anybody hears of it. Sizes that were not executed are never a
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 
 from flatout.records.batch import BatchTrial
+from flatout.tune.limits import OUT_OF_TIME
 
 # A size is as good as the fastest where it is within this of it.
 KNEE = 0.03
@@ -33,13 +35,23 @@ class Found:
 
 
 def find_knee(
-    first: BatchTrial, run: Run, *, room_bytes: int | None, headroom: float, most: int | None = None
+    first: BatchTrial,
+    run: Run,
+    *,
+    room_bytes: int | None,
+    headroom: float,
+    most: int | None = None,
+    deadline: float = math.inf,
 ) -> Found:
     """From the size as written up or down; `first` was executed, and fits."""
     most = most or first.batch * _LARGEST_FACTOR
     trials = {first.batch: first}
     reason = "a larger batch would hardly be faster"
     while len(trials) < _MOST_TRIALS:
+        # One size more costs little beside what came before it.
+        if len(trials) > 1 and time.monotonic() > deadline:
+            reason = OUT_OF_TIME
+            break
         size = _next(trials, room_bytes, headroom, most)
         if size is None:
             break

@@ -6,15 +6,21 @@ import msgspec
 
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
+from flatout.records.batch import BatchTrial
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
-from flatout.records.tuning import LeverTrial, Pace
+from flatout.records.tuning import LeverTrial, Pace, Verdict
 from flatout.records.words import memory_size
-from flatout.tune.batching import BATCH_SIZE, as_trials, climb, consequence
+from flatout.tune.batching import BATCH_SIZE, consequence, sources
+from flatout.tune.knee import FITS, TOO_LARGE, Found, find_knee
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import gain
 from flatout.tune.request import TuneRequest
 from flatout.tune.search import WORTH
+from flatout.tune.sizes import Sizes
+
+# Of the device's memory, for what a larger batch needs once in a while.
+_HEADROOM = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,41 +52,60 @@ def larger_batch(
     size = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))
     # Compiling for each size would take minutes: sizes are compared without, and the choice is confirmed.
     light = tuple(one for one in chosen if one.id != "compile")
-    base_pace = now
-    if light != chosen:
-        base_pace = uncompiled or measurer.measure("batch size: as it is", light, now).pace or now
-
-    samples_per_step: dict[str, float] = {}
-
-    def measure(choice: Choice) -> tuple[Pace | None, float | None, str]:
-        found = measurer.measure(choice.words(), (*light, choice), now)
-        if found.pace is None or found.profile is None or found.profile.samples_per_step is None:
-            return None, None, f"the run ended as {found.outcome!r}"
-        if measurer.is_too_large(found.pace):
-            return None, None, f"{memory_size(found.pace.peak_bytes or 0)}: more than --max-memory"
-        samples = found.profile.samples_per_step / max(1.0, found.profile.micro_batches)
-        samples_per_step[choice.words()] = found.profile.samples_per_step
-        return found.pace, samples, ""
-
+    sizes = Sizes(measurer, light, now, size)
+    if light == chosen:
+        first = sizes.trial(size, now)
+    else:
+        first = sizes.trial(size, uncompiled) if uncompiled is not None else sizes.as_it_is()
+    if not sizes.find_source(sources(measurer.request.job.command, size)):
+        missed = [_trial(choice, "failed", why) for choice, why in sizes.in_vain]
+        return LargerBatch(trials=missed or [_skipped("no way was found to change the size")])
     room = measurer.request.max_memory_bytes or baseline.memory.device_total_bytes
-    choice, tried, reason = climb(measurer.request.job.command, size, base_pace, room, measure, deadline)
-    trials = as_trials(tried, choice, base_pace, reason)
-    if choice is None:
-        return LargerBatch(trials=trials or [_skipped(reason)])
+    found = find_knee(first, sizes.run, room_bytes=room, headroom=_HEADROOM, deadline=deadline)
+    tried = [one for one in found.trials if one.batch != size]
+    trials = [_told(one, first, sizes.choice(one.batch), found) for one in tried]
+    if found.best.batch <= size:
+        return LargerBatch(trials=trials)
+    choice = sizes.choice(found.best.batch)
     whole = measurer.measure(f"the plan with {choice.words()}", (*chosen, choice), now).pace
     if whole is None or measurer.is_too_large(whole) or gain(now, whole) < 1 + WORTH:
-        why = "with the whole plan a larger batch was no faster"
-        return LargerBatch(trials=[_rejected(trial) for trial in trials], note=why)
-    times = samples_per_step[choice.words()] / (baseline.samples_per_step or 1.0)
+        fails = whole is None or measurer.is_too_large(whole)
+        why = f"with the whole plan a larger batch {'does not fit' if fails else 'was no faster'}"
+        return LargerBatch(trials=[_rejected(trial, why) for trial in trials], note=why)
+    times = sizes.samples[found.best.batch] / (baseline.samples_per_step or 1.0)
     told = consequence(choice, times)
-    measured = dataclasses.replace(choice, measured_speedup=gain(now, whole), reason=told)
+    by = gain(now, whole)
     kept = [
-        msgspec.structs.replace(trial, measured_speedup=measured.measured_speedup)
-        if trial.verdict == "kept"
-        else trial
+        msgspec.structs.replace(trial, measured_speedup=by) if trial.verdict == "kept" else trial
         for trial in trials
     ]
+    measured = dataclasses.replace(choice, measured_speedup=by, reason=told)
     return LargerBatch(trials=kept, choice=measured, pace=whole, note=told)
+
+
+def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> LeverTrial:
+    """What became of a size."""
+    if one.outcome == TOO_LARGE:
+        return _trial(choice, "failed", f"{memory_size(one.peak_bytes or 0)}: more than --max-memory")
+    if one.outcome != FITS:
+        return _trial(choice, "failed", f"the run ended as {one.outcome!r}")
+    by = one.samples_per_s / first.samples_per_s if one.samples_per_s and first.samples_per_s else None
+    if one is found.best:
+        return _trial(choice, "kept", "the knee of throughput", by)
+    if found.best is first:
+        return _trial(choice, "rejected", "throughput does not grow with the batch", by)
+    return _trial(choice, "rejected", f"batch {found.best.batch} is at the knee: {found.reason}", by)
+
+
+def _trial(choice: Choice, verdict: Verdict, reason: str, speedup: float | None = None) -> LeverTrial:
+    return LeverTrial(
+        lever=BATCH_SIZE,
+        safety="recipe",
+        verdict=verdict,
+        reason=reason,
+        settings=choice.settings,
+        measured_speedup=speedup,
+    )
 
 
 def _refusal(request: TuneRequest, baseline: Profile) -> str:
@@ -95,8 +120,10 @@ def _refusal(request: TuneRequest, baseline: Profile) -> str:
     return ""
 
 
-def _rejected(trial: LeverTrial) -> LeverTrial:
-    return msgspec.structs.replace(trial, verdict="rejected") if trial.verdict == "kept" else trial
+def _rejected(trial: LeverTrial, why: str) -> LeverTrial:
+    if trial.verdict != "kept":
+        return trial
+    return msgspec.structs.replace(trial, verdict="rejected", reason=why)
 
 
 def _skipped(reason: str) -> LeverTrial:

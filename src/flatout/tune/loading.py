@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,17 @@ from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.records.profile import Profile
 from flatout.records.trial import Trial
-from flatout.records.tuning import LeverTrial, Pace
+from flatout.records.tuning import LeverTrial
 from flatout.runtime.sweep import sweep_loader, workers_needed
 from flatout.runtime.trial import OnProgress, TrialPlan
 from flatout.tune.limits import OUT_OF_TIME, Limits
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured, input_wait
+from flatout.tune.pace import Measured, input_wait, pace_of
 from flatout.tune.request import order_of
+from flatout.tune.search import Finder
+
+# What notes how long something took, under a name.
+Stage = Callable[[str], AbstractContextManager[None]]
 
 # A loop that waits for data for less than this has a loader that keeps up.
 _WAITS = 0.03
@@ -45,11 +51,15 @@ class Loaded:
 class LoaderStage:
     """Tries them, under whatever levers are on."""
 
-    def __init__(self, measurer: Measurer, limits: Limits, folder: Path, as_written: Pace) -> None:
+    def __init__(
+        self, measurer: Measurer, limits: Limits, folder: Path, baseline: Profile, stage: Stage
+    ) -> None:
         self._measurer = measurer
         self._limits = limits
         self._folder = folder
-        self._as_written = as_written
+        self._baseline = baseline
+        self._as_written = pace_of(baseline)
+        self._stage = stage
 
     def tune(
         self,
@@ -114,9 +124,9 @@ class LoaderStage:
         is_clear = (rates[1] or 0.0) >= _CLEAR_GAIN * (rates[0] or 0.0)
         return Loaded(kept, choice, runs.get(_words(swept.best)) if is_clear else None)
 
-    def reckon(self, job: JobFacts, profile: Profile) -> Loaded:
+    def reckon(self, job: JobFacts) -> Loaded:
         """Workers for a loader that has none, as many as a batch and a step take; nothing is measured."""
-        counts = _worker_counts(profile, None)
+        counts = _worker_counts(self._baseline, None)
         has_workers = any(one.get("num_workers") for one in job.loaders)
         if self._refusal(job) or has_workers or not counts:
             return Loaded(NOT_NEEDED)
@@ -133,13 +143,42 @@ class LoaderStage:
             return "workers serve speed, and take memory"
         return self._limits.refusal("loader") or BY_ID["loader"].check(job)
 
-    def tune_on_top(
-        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...], *, in_vain: bool = False
-    ) -> Loaded:
-        """A loader that kept up with a slow job may not keep up with a fast one.
+    def on_top(
+        self, job: JobFacts, finder: Finder, loaded: Loaded, *, later_on: bool
+    ) -> tuple[Loaded, tuple[Choice, ...], Measured | None]:
+        """Settings once the levers are known: what kept up with a slow job may not keep up with a fast one.
 
-        Even where the search has left no time: while the loop waits long, no lever gives more. But not where
-        no setting helped the job as written (`in_vain`).
+        What became of the settings, the plan with them, and how it went where the last run was of just that.
+        `later_on`: nothing was measured of the settings before.
+        """
+        best = finder.best
+        if later_on and (not best or job.host_shares.get("input_wait", 0.0) > WAITS_LONG):
+            # Under levers it waits more than as written: that need not be measured.
+            computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
+            with self._stage("loader"):
+                later = self.tune(job, self._baseline, best, computing_ms=computing_ms)
+            if later.choice is None and loaded.choice is not None:
+                best = _without_workers(best)
+            return later, _with_loader(best, later.choice), later.measured
+        if not later_on and loaded.choice is not None:
+            return loaded, (loaded.choice, *best), loaded.measured if not best else None
+        if not best:
+            return loaded, (), None
+        with self._stage("confirming"):
+            measured = self._measurer.measure("the plan", best, self._as_written)
+        was_tried = loaded.trial.verdict == "rejected"
+        with self._stage("loader"):
+            later = self._tune_if_it_waits(job, measured, best, in_vain=was_tried)
+        if later.choice is None:
+            return loaded if was_tried and later.trial.verdict == "skipped" else later, best, measured
+        return later, _with_loader(best, later.choice), later.measured
+
+    def _tune_if_it_waits(
+        self, job: JobFacts, measured: Measured, levers: tuple[Choice, ...], *, in_vain: bool
+    ) -> Loaded:
+        """Even where the search has left no time: while the loop waits long, no lever gives more.
+
+        But not where no setting helped the job as written (`in_vain`).
         """
         profile = measured.profile
         waits = input_wait(measured)
@@ -149,6 +188,15 @@ class LoaderStage:
             return Loaded(msgspec.structs.replace(NOT_NEEDED, reason=OUT_OF_TIME))
         facts = dataclasses.replace(job, host_shares={**job.host_shares, "input_wait": waits})
         return self.tune(facts, profile, levers)
+
+
+def _with_loader(found: tuple[Choice, ...], loader: Choice | None) -> tuple[Choice, ...]:
+    return found if loader is None else (loader, *(one for one in found if one.id != "loader"))
+
+
+def _without_workers(found: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Without what needs them, where none are worth having after all."""
+    return tuple(one for one in found if one.id != "device-prefetch")
 
 
 def can_repeat_batches(job: JobFacts) -> bool:

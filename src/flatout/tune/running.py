@@ -1,6 +1,7 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
 
 JOB_FOLDER, JOB_AGAIN_FOLDER = "job", "job-again"
+# Else torch's profiler would write to the script's own output whenever some steps are recorded.
+_QUIET_PROFILER = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
 
 
 def run_job(
@@ -49,7 +52,7 @@ def run_job(
             "taps": (*TAPS, "autopsy", "cleanup"),
         },
         output_to_stderr=output_to_stderr,
-        environment=environment,
+        environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
         on_alarm=on_alarm,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None

@@ -15,6 +15,7 @@ from flatout.diagnose.engine import diagnose
 from flatout.levers.catalogue import LEVERS
 from flatout.levers.job import JobFacts
 from flatout.records.errors import JobFailed
+from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.tuning import LeverTrial, Pace, Rung
@@ -89,52 +90,23 @@ class _Tuner:
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
-        repeats = can_repeat_batches(job)
-        loading = LoaderStage(self._measurer, self._limits, self._folder, as_written)
-        # How many workers are needed shows when the levers are on. Without any, nothing could be ready ahead
-        # of time, and levers that depend on that could not be tried: until then as many as reckoned.
-        later_on = repeats and self._request.goal != "memory"
-        this_job = fingerprint(self._request.job.command, baseline, about)
-        if later_on:
-            loaded = loading.reckon(job, baseline)
-        else:
-            with self._stage("loader"):
-                loaded = self._loaded_earlier(this_job) or loading.tune(job, baseline, ())
-        loader = loaded.choice
-        base = (loader,) if loader is not None else ()
-        self._resume(this_job, base, repeats)
-        self._leave_time_for_the_proof(baseline, job)
-        finder = Finder(with_workers(job, loader), self._limits)
         findings = diagnose(baseline, about, peaks)
-        candidates = finder.candidates(LEVERS, findings)
-        tried: tuple[LeverTrial, ...] = ()
-        if self._request.goal == "memory":
-            with self._stage("levers"):
-                deadline = self._limits.deadline
-                found, measured = lean(finder, candidates, self._measurer, deadline, as_written)
-        else:
-            with self._stage("levers"):
-                if candidates:
-                    self._bench(finder, candidates, base, repeat_batches=repeats)
-            found, measured = (*base, *finder.best), loaded.measured if not finder.best else None
-            if not self._interrupted:  # else the best so far is to be proven, and nothing else tried
-                later = self._load_on_top(loading, finder, job, baseline, loaded, later_on)
-                loaded = later.loaded or loaded
-                if later.measured is not None or later.found != found:
-                    found, measured = later.found, later.measured
-                found, measured, tried = self._make_room(job, as_written, found, measured)
+        searched = self._search(
+            baseline, job, fingerprint(self._request.job.command, baseline, about), findings
+        )
+        finder, found = searched.finder, searched.found
         with self._stage("guard"):
             chosen, guard, unsafe = self._prove(job, baseline, found)
-        earlier = [one for one in finder.trials.values() if one.lever not in {two.lever for two in tried}]
-        trials = with_verdicts([loaded.trial, *earlier, *tried], unsafe)
+        trials = with_verdicts(searched.trials, unsafe)
         confirmed = None
         if chosen:
-            known = measured if chosen == found else None
+            known = searched.measured if chosen == found else None
             with self._stage("confirming"):
                 chosen, confirmed = self._confirm(chosen, as_written, known)
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
         # Arms that never waited for a batch tell nothing of a job that does.
+        repeats = can_repeat_batches(job)
         ladder = [] if repeats and self._input_wait > WAITS else finder.ladder
         larger = self._larger_batch(baseline, chosen, confirmed or as_written, ladder)
         self._notes += _told_of_moods(self._base_ms)
@@ -165,6 +137,41 @@ class _Tuner:
                 interrupted=self._interrupted,
             ),
         )
+
+    def _search(
+        self, baseline: Profile, job: JobFacts, this_job: Fingerprint, findings: tuple[Finding, ...]
+    ) -> "_Searched":
+        """What is fastest, or smallest: the loader's settings, then levers, then the loader under them."""
+        as_written = pace_of(baseline)
+        repeats = can_repeat_batches(job)
+        loading = LoaderStage(self._measurer, self._limits, self._folder, baseline, self._stage)
+        # How many workers are needed shows when the levers are on. Without any, nothing could be ready ahead
+        # of time, and levers that depend on that could not be tried: until then as many as reckoned.
+        later_on = repeats and self._request.goal != "memory"
+        if later_on:
+            loaded = loading.reckon(job)
+        else:
+            with self._stage("loader"):
+                loaded = self._loaded_earlier(this_job) or loading.tune(job, baseline, ())
+        base = (loaded.choice,) if loaded.choice is not None else ()
+        self._resume(this_job, base, repeats)
+        self._leave_time_for_the_proof(baseline, job)
+        finder = Finder(with_workers(job, loaded.choice), self._limits)
+        candidates = finder.candidates(LEVERS, findings)
+        if self._request.goal == "memory":
+            with self._stage("levers"):
+                deadline = self._limits.deadline
+                found, measured = lean(finder, candidates, self._measurer, deadline, as_written)
+            return _Searched(finder, loaded, found, measured)
+        with self._stage("levers"):
+            if candidates:
+                self._bench(finder, candidates, base, repeat_batches=repeats)
+        if self._interrupted:  # the best so far is to be proven, and nothing else tried
+            known = loaded.measured if not finder.best else None
+            return _Searched(finder, loaded, (*base, *finder.best), known)
+        loaded, found, measured = loading.on_top(job, finder, loaded, later_on=later_on)
+        found, measured, tried = self._make_room(job, as_written, found, measured)
+        return _Searched(finder, loaded, found, measured, tried)
 
     def _make_room(
         self, job: JobFacts, as_written: Pace, found: tuple[Choice, ...], measured: Measured | None
@@ -208,39 +215,6 @@ class _Tuner:
                 # with all of the plan comes after it.
                 deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline),
             )
-
-    def _load_on_top(
-        self,
-        loading: LoaderStage,
-        finder: Finder,
-        job: JobFacts,
-        baseline: Profile,
-        loaded: Loaded,
-        later_on: bool,
-    ) -> "_OnTop":
-        """The loader's settings once the levers are known: what kept up with a slow job may not any more."""
-        as_written = pace_of(baseline)
-        found: tuple[Choice, ...] = (
-            finder.best if later_on or loaded.choice is None else (loaded.choice, *finder.best)
-        )
-        if later_on and (not finder.best or job.host_shares.get("input_wait", 0.0) > WAITS_LONG):
-            # Under levers it waits more than as written: that need not be measured.
-            computing_ms = finder.ladder[-1].step_ms if finder.ladder else None
-            with self._stage("loader"):
-                found_later = loading.tune(job, baseline, found, computing_ms=computing_ms)
-            if found_later.choice is None and loaded.choice is not None:
-                found = _without_workers(found)
-            return _OnTop(_with_loader(found, found_later.choice), found_later.measured, found_later)
-        if not finder.best or loaded.choice in found:
-            return _OnTop(found)
-        with self._stage("confirming"):
-            measured = self._measurer.measure("the plan", found, as_written)
-        with self._stage("loader"):
-            on_top = loading.tune_on_top(job, measured, found, in_vain=loaded.trial.verdict == "rejected")
-        if on_top.choice is None:
-            was_tried = loaded.trial.verdict == "rejected" and on_top.trial.verdict == "skipped"
-            return _OnTop(found, measured, None if was_tried else on_top)
-        return _OnTop(_with_loader(found, on_top.choice), on_top.measured, on_top)
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -394,22 +368,22 @@ class _Tuner:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OnTop:
-    """A plan with whatever the loader needed on top; measured, where its last run was of just this plan."""
+class _Searched:
+    """What a search found; measured, where its last run was of just that."""
 
+    finder: Finder
+    loaded: Loaded
     found: tuple[Choice, ...]
-    measured: Measured | None = None
-    # What became of the loader's settings, where they were looked at.
-    loaded: Loaded | None = None
+    measured: Measured | None
+    # What was tried to make room.
+    tried: tuple[LeverTrial, ...] = ()
 
-
-def _with_loader(found: tuple[Choice, ...], loader: Choice | None) -> tuple[Choice, ...]:
-    return found if loader is None else (loader, *(one for one in found if one.id != "loader"))
-
-
-def _without_workers(found: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Without what needs them, where none are worth having after all."""
-    return tuple(one for one in found if one.id != "device-prefetch")
+    @property
+    def trials(self) -> list[LeverTrial]:
+        """What became of every lever."""
+        later = {one.lever for one in self.tried}
+        earlier = [one for one in self.finder.trials.values() if one.lever not in later]
+        return [self.loaded.trial, *earlier, *self.tried]
 
 
 def _told_of(allowed: dict[str, Any]) -> list[str]:

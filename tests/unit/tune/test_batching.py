@@ -4,14 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.records.plan import Choice
-from flatout.records.tuning import Pace
 from flatout.runtime.command import JobCommand
 from flatout.tune.batching import (
-    Measure,
     Source,
-    as_trials,
-    climb,
     consequence,
     loader_settings_of,
     sources,
@@ -83,59 +78,6 @@ def test_the_command_line_gets_the_new_size(
 def test_without_an_option_the_loader_is_told() -> None:
     assert loader_settings_of(Source().choice(16, 4)) == {"batch_size": 16, "batch_size_was": 4}
     assert loader_settings_of(Source("-b").choice(16, 4)) == {}
-
-
-def job(rates: dict[int, float], *, obeys: bool = True, peak: int = 1) -> Measure:
-    """A job with these rates by size; other sizes run out of memory."""
-
-    def measure(choice: Choice) -> tuple[Pace | None, float | None, str]:
-        size = next(value for name, value in choice.settings.items() if not name.startswith("_"))
-        if size not in rates:
-            return None, None, "out of memory"
-        pace = Pace(step_ms=1.0, samples_per_s=rates[size], peak_bytes=peak * size)
-        return pace, size if obeys else 4, ""
-
-    return measure
-
-
-NOW = Pace(step_ms=1.0, samples_per_s=100.0, peak_bytes=4)
-
-
-@pytest.mark.parametrize(
-    ("rates", "chosen", "why"),
-    [
-        ({8: 150, 16: 200, 32: 202}, 16, "no longer grows"),
-        ({8: 150, 16: 200}, 16, "out of memory"),
-        ({8: 101}, None, "does not grow"),
-        ({}, None, "out of memory"),
-        ({8: 150, 16: 152, 32: 900}, 8, "no longer grows"),
-        # Twice the samples in hardly more time: the next size is four times as large.
-        ({8: 190, 32: 600, 128: 700, 256: 702}, 128, "no longer grows"),
-        ({8: 190, 16: 300}, 16, "out of memory"),
-    ],
-)
-def test_sizes_are_doubled_up_to_the_knee(rates: dict[int, float], chosen: int | None, why: str) -> None:
-    choice, tried, reason = climb(command("t.py", "-b", "4"), 4, NOW, None, job(rates))
-    assert (choice.settings["-b"] if choice is not None else None) == chosen
-    assert why in reason
-    verdicts = [trial.verdict for trial in as_trials(tried, choice, NOW, reason)]
-    assert verdicts.count("kept") == (chosen is not None)
-
-
-def test_an_option_that_does_something_else_is_not_used() -> None:
-    choice, tried, reason = climb(command("t.py", "-b", "4"), 4, NOW, None, job({8: 900}, obeys=False))
-    assert choice is None
-    assert "4 samples reach the model" in reason
-    assert len(tried) == 2  # the option, and the loader
-
-
-def test_a_size_that_would_not_fit_is_not_tried() -> None:
-    rates = {8: 150.0, 16: 250.0, 32: 400.0}
-    choice, tried, reason = climb(command("t.py", "-b", "4"), 4, NOW, 20, job(rates))
-    assert "would not fit" in reason
-    assert [one.size for one in tried] == [8, 16]
-    assert choice is not None
-    assert choice.settings["-b"] == 16
 
 
 def test_the_learning_rate_is_spoken_of() -> None:
