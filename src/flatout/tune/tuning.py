@@ -408,7 +408,7 @@ def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
 
 def _uncompiled(now: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:
     """The pace of the plan without the compiler, which comes last: it is the rung before."""
-    if not ladder or chosen[-1].id != "compile" or ladder[-1].lever != chosen[-1].words():
+    if not ladder or not chosen or chosen[-1].id != "compile" or ladder[-1].lever != chosen[-1].words():
         return None
     by, rate = ladder[-1].gain, now.samples_per_s
     return dataclasses.replace(
