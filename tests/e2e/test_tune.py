@@ -39,7 +39,7 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
 torch.save(model.state_dict(), "model.pt")
 print("done", step + 1, loss.item().hex())
 """
-ONLY = ("--only", "fused-optimizer", "--budget", "80s")
+ONLY = ("--only", "fused-optimizer", "--budget", "40s")
 
 
 def job(place: Place, *, setup: str = "", extra: str = "pass") -> None:

@@ -25,7 +25,7 @@ def build():
 if __name__ == "__main__":
     said = []
     found = flatout.tune(
-        build, budget_s=60, only=["debug-modes"], on_progress=lambda text, done, total: said.append(text)
+        build, budget_s=30, only=["debug-modes"], on_progress=lambda text, done, total: said.append(text)
     )
     assert said
     print(found.speedup > 1.1, found.guard.verdict, found.plan)

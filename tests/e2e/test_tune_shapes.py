@@ -136,7 +136,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield dataclasses.replace(place, timeout_s=280)
 
 
-def tuned(place: Place, *words: str, budget: str = "70s") -> dict[str, Any]:
+def tuned(place: Place, *words: str, budget: str = "40s") -> dict[str, Any]:
     """`flatout tune`; nothing in the user's folder but the plan is new."""
     before = digests(place)
     done = place.flatout("tune", "--json", "--budget", budget, *words)

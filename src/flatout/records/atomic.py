@@ -23,7 +23,7 @@ def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:  # an interrupt must not leave a temporary file either
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -43,7 +43,8 @@ def ensure_writable(folder: Path, *, remedy: str) -> None:
         raise CannotWrite(folder, error, remedy=remedy) from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Names in this folder are on the disk when this returns."""
     # Some network disks cannot sync a folder, and some folders may be written but not read: the file itself
     # is synced and in its place, so this is no failure.
     with contextlib.suppress(OSError):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from flatout.records.errors import CannotWrite, LockHeld
 
+# Descriptors of the locks that this process holds.
+_held: set[int] = set()
+
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
@@ -19,6 +22,7 @@ def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise CannotWrite(path, error, remedy="choose a folder that this user may write to") from error
+    _held.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +38,19 @@ def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
             os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
         yield
     finally:
-        os.close(descriptor)
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def _let_go() -> None:
+    """A child that was forked would hold on to the lock after its parent's death."""
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def is_locked(folder: Path, *, name: str = "lock") -> bool:

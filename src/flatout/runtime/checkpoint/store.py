@@ -1,0 +1,209 @@
+"""A folder of checkpoints: what is in it, which are complete, and how a new one comes into being.
+
+A checkpoint is a folder `step-000000500` with its files and a manifest of their sizes and hashes. It is
+written under another name: each file is synced, the manifest last, then the folder; then it gets its name,
+and the folder above is synced. Whatever dies in between leaves a folder that has no name yet, and every older
+checkpoint as it was. Nothing is ever overwritten, and nothing is pruned before what replaces it has been read
+back.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from flatout.records.atomic import sync_folder
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "flatout.checkpoint", 1
+_NAME = re.compile(r"step-(\d{9,})")
+_PARTIAL = re.compile(r"\.partial-step-\d+-(\d+)")
+_PIECE = 8 << 20
+# A manifest is a few lines a file.
+_LARGEST_MANIFEST = 64 << 20
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what its manifest says, in words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A checkpoint that was committed."""
+
+    step: int
+    path: Path
+
+
+def name_of(step: int) -> str:
+    """The name of a checkpoint's folder: in the order of steps."""
+    return f"step-{step:09d}"
+
+
+def checkpoints(folder: Path) -> list[Stored]:
+    """Those that were committed, the newest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            matched = _NAME.fullmatch(path.name)
+            if matched is not None and path.is_dir():
+                found.append(Stored(int(matched[1]), path))
+    return sorted(found, key=lambda one: one.step, reverse=True)
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+class Partial:
+    """A checkpoint in the making: files are added, then it is committed, or given up."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._folder = folder
+        self.step = step
+        self.path = folder / f".partial-{name_of(step)}-{os.getpid()}"
+        self._files: dict[str, dict[str, Any]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+
+    def add(self, name: str, pieces: Callable[[], Iterator[bytes | memoryview]]) -> None:
+        """One file, from pieces of memory, on the disk when this returns."""
+        digest, size = hashlib.blake2b(digest_size=32), 0
+        with (self.path / name).open("xb", buffering=0) as file:
+            for piece in pieces():
+                digest.update(piece)
+                size += len(piece)
+                _write_all(file, piece)
+            os.fsync(file.fileno())
+        self._files[name] = {"bytes": size, "blake2b": digest.hexdigest()}
+
+    def commit(self, about: dict[str, Any], *, before_naming: Callable[[], None] = lambda: None) -> Stored:
+        """The manifest, then the name. A checkpoint of this step that was there already stays."""
+        manifest = {"format": FORMAT, "version": VERSION, "step": self.step, **about, "files": self._files}
+        with (self.path / MANIFEST).open("xb", buffering=0) as file:
+            _write_all(file, json.dumps(manifest, indent=1).encode())
+            os.fsync(file.fileno())
+        sync_folder(self.path)
+        before_naming()
+        named = self._folder / name_of(self.step)
+        try:
+            self.path.rename(named)
+        except OSError:
+            if not named.is_dir():
+                raise
+            self.give_up()  # rename does not replace a folder with something in it
+        sync_folder(self._folder)
+        return Stored(self.step, named)
+
+    def give_up(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def prune(folder: Path, keep: int, *, protect: Stored | None = None) -> list[Stored]:
+    """Remove all but the newest `keep`, and what dead writers left; those that were removed."""
+    for path in folder.glob(".partial-*"):
+        matched = _PARTIAL.fullmatch(path.name)
+        if matched is not None and not _is_alive(int(matched[1])):
+            shutil.rmtree(path, ignore_errors=True)
+    gone = [one for one in checkpoints(folder)[keep:] if protect is None or one.path != protect.path]
+    for one in gone:
+        # Without its manifest it is no checkpoint any more, however far this gets.
+        with contextlib.suppress(FileNotFoundError):
+            (one.path / MANIFEST).unlink()
+        shutil.rmtree(one.path, ignore_errors=True)
+    return gone
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A checkpoint's manifest; raises Damaged where it is none."""
+    try:
+        with (path / MANIFEST).open("rb") as file:
+            text = file.read(_LARGEST_MANIFEST + 1)
+    except OSError as error:
+        raise Damaged(f"it has no manifest ({error.strerror})") from error
+    if len(text) > _LARGEST_MANIFEST:
+        raise Damaged("its manifest is too large to be one")
+    try:
+        manifest = json.loads(text)
+        files = manifest["files"]
+        known = manifest["format"] == FORMAT and isinstance(manifest["step"], int)
+        known = known and all(
+            _is_plain_name(name) and isinstance(one["bytes"], int) and isinstance(one["blake2b"], str)
+            for name, one in files.items()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged("its manifest cannot be read") from error
+    if not known:
+        raise Damaged("its manifest is none of ours")
+    if manifest.get("version") != VERSION:
+        raise Damaged(f"it is of version {manifest.get('version')!r}; this Flatout reads {VERSION}")
+    return dict(manifest)
+
+
+def _is_plain_name(name: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+", name)) and not name.startswith(".")
+
+
+def verify(path: Path, *, contents: bool = True) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there, and all as they were written; else Damaged."""
+    manifest = read_manifest(path)
+    for name, said in manifest["files"].items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise Damaged(f"{name} is missing") from error
+        if size != said["bytes"]:
+            raise Damaged(f"{name} has {size} bytes, and had {said['bytes']}")
+        if contents and _hash(file) != said["blake2b"]:
+            raise Damaged(f"{name} is not what was written")
+    return manifest
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def newest_complete(
+    folder: Path, on_damage: Callable[[Stored, str], None]
+) -> tuple[Stored, dict[str, Any]] | None:
+    """The newest that is whole, with its manifest; of newer ones that are not, somebody is told."""
+    for one in checkpoints(folder):
+        try:
+            return one, verify(one.path)
+        except Damaged as problem:
+            on_damage(one, str(problem))
+    return None

@@ -1,0 +1,96 @@
+"""The process that writes checkpoints: orders come by its input, tensors in memory that it shares.
+
+It needs neither torch nor the trainer: an order that it has taken is carried out even when the trainer has
+died.
+"""
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flatout.runtime.checkpoint.store import Partial, Stored, prune, verify
+
+WRITER_LOCK = ".writer"
+_PIECE = 32 << 20
+
+
+def main(descriptor: int) -> None:
+    """Carry out one order after the other, until there are no more."""
+    # A Ctrl-C, or a scheduler's first signal, reaches the whole group: what was begun is to be finished.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_IGN)
+    while order := sys.stdin.buffer.readline():
+        if not order.endswith(b"\n"):
+            return  # the trainer died while it wrote the order: what it wanted stored may not be all there
+        began = time.monotonic()
+        try:
+            stored = carry_out(json.loads(order), descriptor)
+            answer = {"path": str(stored.path), "took_s": time.monotonic() - began}
+        except Exception as error:  # noqa: BLE001 - whatever it was, the trainer is told
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(OSError):  # nobody listens any more: the checkpoint is there all the same
+            sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            sys.stdout.buffer.flush()
+
+
+def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
+    """One checkpoint, from shared memory to disk."""
+    folder = Path(order["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with at_work_in(folder):
+        partial = Partial(folder, order["step"])
+        try:
+            with _shared(descriptor, order["size"]) as memory:
+                for name, start, size in order["files"]:
+                    partial.add(name, lambda start=start, size=size: _pieces(memory, start, size))  # type: ignore[misc]
+            for name, text in order["texts"].items():
+                partial.add(name, lambda text=text: iter((text.encode(),)))  # type: ignore[misc]
+            stored = partial.commit(order["about"])
+        except BaseException:
+            partial.give_up()
+            raise
+        if order["keep"]:
+            # Old ones go only when the disk gives back what was meant to replace them.
+            verify(stored.path)
+            prune(folder, order["keep"], protect=stored)
+    return stored
+
+
+@contextlib.contextmanager
+def at_work_in(folder: Path) -> Iterator[None]:
+    """While it lasts, whoever resumes from this folder waits."""
+    descriptor = os.open(folder / WRITER_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _shared(descriptor: int, size: int) -> Iterator[memoryview]:
+    if not size:
+        yield memoryview(b"")
+        return
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+        yield view
+
+
+def _pieces(memory: memoryview, start: int, size: int) -> Iterator[memoryview]:
+    for at in range(start, start + size, _PIECE):
+        with memory[at : min(at + _PIECE, start + size)] as piece:
+            yield piece
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

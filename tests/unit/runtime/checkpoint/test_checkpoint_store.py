@@ -1,0 +1,177 @@
+"""A checkpoint is there whole or not at all, and older ones stay until it is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.runtime.checkpoint.store import (
+    MANIFEST,
+    Damaged,
+    Partial,
+    Stored,
+    checkpoints,
+    newest_complete,
+    prune,
+    read_manifest,
+    verify,
+)
+
+
+def made(folder: Path, step: int, text: bytes = b"weights") -> Stored:
+    partial = Partial(folder, step)
+    partial.add("model.safetensors", lambda: iter((text, b"!")))
+    return partial.commit({"parts": ["model"]})
+
+
+def test_what_is_committed_is_found_and_whole(tmp_path: Path) -> None:
+    made(tmp_path, 5)
+    made(tmp_path, 1200)
+    assert [one.step for one in checkpoints(tmp_path)] == [1200, 5]
+    manifest = verify(tmp_path / "step-000001200")
+    assert manifest["files"]["model.safetensors"]["bytes"] == 8
+    assert manifest["parts"] == ["model"]
+
+
+def test_a_step_that_was_committed_already_stays_as_it_is(tmp_path: Path) -> None:
+    made(tmp_path, 5, b"first")
+    again = made(tmp_path, 5, b"second")
+    assert (again.path / "model.safetensors").read_bytes() == b"first!"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+
+
+def truncated(path: Path) -> None:
+    with (path / "model.safetensors").open("r+b") as file:
+        file.truncate(3)
+
+
+def flipped(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"weightz!")
+
+
+def without_a_file(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+def without_a_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+
+
+def with_nonsense(path: Path) -> None:
+    (path / MANIFEST).write_text("[" * 100_000)
+
+
+def with_a_path_outside(path: Path) -> None:
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["files"]["../../secret"] = manifest["files"]["model.safetensors"]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def of_another_version(path: Path) -> None:
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (truncated, "3 bytes"),
+        (flipped, "not what was written"),
+        (without_a_file, "missing"),
+        (without_a_manifest, "no manifest"),
+        (with_nonsense, "cannot be read"),
+        (with_a_path_outside, "none of ours"),
+        (of_another_version, "version 99"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_with_a_word(tmp_path: Path, damage: object, word: str) -> None:
+    made(tmp_path, 5)
+    damage(made(tmp_path, 10).path)  # type: ignore[operator]
+    told: list[tuple[int, str]] = []
+    found = newest_complete(tmp_path, lambda one, problem: told.append((one.step, problem)))
+    assert found is not None
+    assert found[0].step == 5
+    [(step, problem)] = told
+    assert step == 10
+    assert word in problem
+    with pytest.raises(Damaged):
+        verify(tmp_path / "step-000000010")
+
+
+def test_pruning_keeps_the_newest_and_sweeps_up_after_the_dead(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        last = made(tmp_path, step)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".partial-step-000000004-{dead.pid}"
+    left.mkdir()
+    living = Partial(tmp_path, 5)
+    gone = prune(tmp_path, 2, protect=last)
+    assert [one.step for one in gone] == [1]
+    assert [one.step for one in checkpoints(tmp_path)] == [3, 2]
+    assert not left.exists()
+    assert living.path.exists()
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from flatout.runtime.checkpoint import store
+
+folder, calls = Path(sys.argv[1]), int(sys.argv[2])
+made = 0
+def dying(real):
+    def call(*args, **kwargs):
+        global made
+        made += 1
+        if made == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    return call
+os.fsync = dying(os.fsync)
+store._write_all = dying(store._write_all)
+Path.rename = dying(Path.rename)
+Path.mkdir = dying(Path.mkdir)
+partial = store.Partial(folder, 10)
+partial.add("model.safetensors", lambda: iter((b"new", b"er")))
+partial.add("state.json", lambda: iter((b"{}",)))
+partial.commit({})
+print(made)
+"""
+
+
+def test_killed_at_every_boundary_the_one_before_loads(tmp_path: Path) -> None:
+    made(tmp_path, 5)
+    calls, codes = 0, []
+    while not codes or codes[-1] == -signal.SIGKILL:
+        calls += 1
+        folder = tmp_path / str(calls)
+        made(folder, 5)
+        done = subprocess.run([sys.executable, "-c", KILLED_AT, str(folder), str(calls)], check=False)
+        codes.append(done.returncode)
+        found = newest_complete(folder, lambda *_: pytest.fail("what has a name is whole"))
+        assert found is not None
+        named = codes[-1] == 0 or (folder / "step-000000010").exists()
+        assert found[0].step == (10 if named else 5)
+    assert codes[-1] == 0
+    assert len(codes) > 8
+
+
+def test_a_full_disk_leaves_the_old_one_and_no_rest(tmp_path: Path) -> None:
+    made(tmp_path, 5)
+    partial = Partial(tmp_path, 10)
+
+    def too_much() -> object:
+        yield b"some"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        partial.add("model.safetensors", too_much)  # type: ignore[arg-type]
+    partial.give_up()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+    assert read_manifest(tmp_path / "step-000000005")["step"] == 5
+    assert os.listdir(tmp_path) == ["step-000000005"]  # noqa: PTH208

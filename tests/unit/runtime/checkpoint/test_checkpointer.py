@@ -1,0 +1,269 @@
+"""A training that is saved as it goes, and found again."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem, LockHeld
+from flatout.runtime.checkpoint.checkpointer import STATE_FILE, Checkpointer
+from flatout.runtime.checkpoint.store import checkpoints, verify
+
+
+class Training:
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+
+    def steps(self, count: int) -> list[float]:
+        losses = []
+        for _ in range(count):
+            loss = self.model(torch.randn(6, 4)).pow(2).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            losses.append(loss.item())
+        return losses
+
+    def checkpointer(self, folder: Path, **settings: Any) -> Checkpointer:
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return Checkpointer(folder, **{**parts, **settings})
+
+
+def test_a_training_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    whole = Training().steps(12)
+    first = Training()
+    with first.checkpointer(tmp_path, every=5) as checkpointer:
+        assert checkpointer.resume() == 0
+        losses = []
+        for step in range(1, 8):
+            losses += first.steps(1)
+            checkpointer.step(step)
+    assert losses == whole[:7]
+    second = Training(seed=99)
+    with second.checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.resume() == 5
+        assert second.steps(7) == whole[5:]
+
+
+def test_what_is_saved_is_the_step_and_not_what_came_after(tmp_path: Path) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path) as checkpointer:
+        training.steps(2)
+        saved = {name: one.clone() for name, one in training.model.state_dict().items()}
+        checkpointer.save(2)
+        training.steps(3)
+        checkpointer.wait()
+        checkpointer.resume()
+        assert all(torch.equal(saved[name], one) for name, one in training.model.state_dict().items())
+
+
+def test_as_many_are_kept_as_asked_for(tmp_path: Path) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path, every=1, keep=3) as checkpointer:
+        for step in range(1, 7):
+            checkpointer.step(step)
+    assert [one.step for one in checkpoints(tmp_path)] == [6, 5, 4]
+    assert all(verify(one.path) for one in checkpoints(tmp_path))
+
+
+def test_a_damaged_one_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path, every=1) as checkpointer:
+        checkpointer.step(1)
+        checkpointer.step(2)
+        checkpointer.wait()
+        with (tmp_path / "step-000000002" / "model.safetensors").open("r+b") as file:
+            file.seek(-3, os.SEEK_END)
+            file.write(b"x")
+        assert checkpointer.resume() == 1
+        assert "step-000000002 cannot be used" in capfd.readouterr().err
+        with pytest.raises(CorruptFile):
+            checkpointer.resume("step-000000002")
+
+
+def test_a_disk_that_refuses_is_told_of_at_the_next_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path, every=1)
+    checkpointer.step(1)
+    checkpointer.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpointer._writer.close()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    try:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        checkpointer.step(2)
+        checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    checkpointer.step(3)
+    assert "a checkpoint could not be written" in capfd.readouterr().err
+    checkpointer.wait()
+    assert [path.name for path in tmp_path.glob(".partial*")] == []
+    with pytest.raises(EnvironmentProblem, match="could not be written"):
+        checkpointer.close()
+    assert [one.step for one in checkpoints(tmp_path)] == [1]
+
+
+def test_a_writer_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path, every=1) as checkpointer:
+        checkpointer.step(1)
+        checkpointer.wait()
+        writer = checkpointer._writer._process
+        assert writer is not None
+        writer.kill()
+        writer.wait()
+        checkpointer.step(2)
+    assert checkpoints(tmp_path)[0].step == 2
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
+    with Training().checkpointer(tmp_path), pytest.raises(LockHeld):
+        Training().checkpointer(tmp_path)
+    Training().checkpointer(tmp_path).close()
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+    mark = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"it": self}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def test_nothing_pickled_is_read_without_trust(tmp_path: Path) -> None:
+    hostile = Hostile()
+    hostile.mark = str(tmp_path / "executed")
+    refused = Checkpointer(tmp_path / "a", it=hostile)
+    with pytest.raises(CallerMistake, match=r"it\.it is a .*Hostile"):
+        refused.save(1)
+    refused.close()
+    with Checkpointer(tmp_path / "b", it=hostile, trust=True) as checkpointer:
+        checkpointer.save(1)
+    with (
+        Checkpointer(tmp_path / "b", it=hostile) as checkpointer,
+        pytest.raises(CallerMistake, match="trust"),
+    ):
+        checkpointer.resume()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_no_file_outside_of_a_checkpoint_is_read(tmp_path: Path) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path / "c", every=1) as checkpointer:
+        checkpointer.step(1)
+        checkpointer.wait()
+        [one] = checkpoints(tmp_path / "c")
+        plain = json.loads((one.path / STATE_FILE).read_text())
+        plain["model"]["0.weight"] = {"$tensor": ["../../secret", "w"]}
+        from flatout.runtime.checkpoint.store import Partial
+
+        forged = Partial(tmp_path / "c", 2)
+        forged.add(STATE_FILE, lambda: iter((json.dumps(plain).encode(),)))
+        forged.commit({})
+        with pytest.raises(CorruptFile, match="knows of no"):
+            checkpointer.resume()
+
+
+@pytest.mark.parametrize(
+    ("parts", "word"),
+    [({"step": nn.Linear(1, 1)}, "name of our own"), ({"numbers": [1, 2]}, "no state_dict")],
+)
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path, parts: Any, word: str) -> None:
+    with pytest.raises(CallerMistake, match=word):
+        Checkpointer(tmp_path, **parts)
+
+
+def test_what_was_not_saved_cannot_be_resumed(tmp_path: Path) -> None:
+    training = Training()
+    with Checkpointer(tmp_path, model=training.model) as checkpointer:
+        checkpointer.save(1)
+    with training.checkpointer(tmp_path) as other, pytest.raises(CallerMistake, match="has no optimizer"):
+        other.resume()
+
+
+KILLED = """
+import random, sys
+import numpy as np, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from flatout.runtime.checkpoint.checkpointer import Checkpointer
+torch.set_num_threads(1)
+torch.manual_seed(1); random.seed(2); np.random.seed(3)
+class Drawn(Dataset):
+    def __len__(self): return 60
+    def __getitem__(self, place):
+        return torch.randn(8) + random.random() + float(np.random.rand()) + place / 60
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loader = DataLoader(Drawn(), batch_size=4, shuffle=True, num_workers=int(sys.argv[3]))
+with Checkpointer(sys.argv[1], every=2, model=model, optimizer=optimizer, loader=loader) as checkpointer:
+    step = checkpointer.resume()
+    log = open(sys.argv[2], "a")
+    print("from", step, flush=True)
+    while step < 40:
+        for batch in checkpointer.loader:
+            loss = model(batch).pow(2).mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            step += 1
+            log.write(f"{step} {loss.item().hex()}\\n"); log.flush()
+            checkpointer.step(step)
+            if step == 40: break
+"""
+
+
+def run(folder: Path, workers: int, kill_after_s: float | None) -> int:
+    command = [sys.executable, "-c", KILLED, str(folder / "kept"), str(folder / "losses"), str(workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline().startswith("from")
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            job.kill()
+        return job.wait()
+
+
+def losses(folder: Path) -> dict[str, set[str]]:
+    """Each step's loss, as often as it was made; a line that a kill cut short is none."""
+    found: dict[str, set[str]] = {}
+    for line in (folder / "losses").read_text().splitlines():
+        step, _, loss = line.partition(" ")
+        if "p" in loss:
+            found.setdefault(step, set()).add(loss)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workers", "kills"), [(0, (0.0, 0.02, 0.05, 0.1, 0.2)), (2, (0.05, 0.2, 0.5))])
+def test_killed_again_and_again_it_learns_what_it_would_have(
+    tmp_path: Path, workers: int, kills: tuple[float, ...]
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert run(whole, workers, None) == 0
+    codes = [run(killed, workers, after_s) for after_s in kills]
+    assert -signal.SIGKILL in codes
+    assert run(killed, workers, None) == 0
+    assert losses(killed) == losses(whole)
+    assert len(losses(whole)) == 40
