@@ -14,6 +14,9 @@ flatout.fit(make_model, make_batch).reserved_bytes         # what it would take 
 step = flatout.Microbatch(loss_of, model)                  # splits a batch where memory runs out
 flatout.find_batch_size(loss_of, make_batch, model).size   # as fast as any, with memory to spare
 with flatout.MemoryTracker() as tracker: ...               # what steps leave behind, and who holds it
+
+checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
+flatout.stop_requested()                                   # a signal came, on any rank
 """
 
 import importlib
@@ -23,6 +26,7 @@ from flatout.records.version import __version__
 
 if TYPE_CHECKING:
     from flatout.entry.applying import apply
+    from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
     from flatout.entry.fitting import fit
     from flatout.entry.loading import loader_settings, prefetch
     from flatout.entry.memory_tracker import MemoryTracker
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
     from flatout.entry.tuning import tune
 
 __all__ = [
+    "Checkpointer",
     "MemoryTracker",
     "Microbatch",
+    "Stopped",
     "__version__",
     "apply",
     "find_batch_size",
@@ -41,12 +47,15 @@ __all__ = [
     "microbatch",
     "observe",
     "prefetch",
+    "stop_requested",
     "tune",
 ]
 
 _ROOMS = {
+    "Checkpointer": "checkpointing",
     "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
+    "Stopped": "checkpointing",
     "apply": "applying",
     "find_batch_size": "microbatching",
     "fit": "fitting",
@@ -54,6 +63,7 @@ _ROOMS = {
     "microbatch": "microbatching",
     "observe": "observe",
     "prefetch": "loading",
+    "stop_requested": "checkpointing",
 }
 
 

@@ -19,6 +19,7 @@ from flatout.runtime.checkpoint.snapshot import Copier, Snapshot
 from flatout.runtime.checkpoint.store import Damaged, Stored, newest_complete, read_manifest, verify
 from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.checkpoint.writing import SharedMemory, Writer, WriterDied
+from flatout.runtime.stopping import Stopped, current, stop_requested
 
 STATE_FILE = "state.json"
 _OURS = ("random", "step")
@@ -33,7 +34,7 @@ class Checkpointer:
             for batch in checkpointer.loader:
                 ...
                 step += 1
-                checkpointer.step(step)                  # saves every `every` steps
+                checkpointer.step(step)                  # saves every `every` steps, and when asked to stop
         checkpointer.close()
 
     Whatever has `state_dict()` and `load_state_dict()` can be handed over by any name: models, optimizers,
@@ -42,6 +43,9 @@ class Checkpointer:
     Training stops only for as long as a copy takes: another process writes it to disk, under another name
     until all of it is there, so that a kill at any instant leaves the last complete one. Nothing is pickled,
     unless `trust` says so: tensors are safetensors files, the rest is JSON.
+
+    A SIGTERM, SIGINT or SIGUSR1 is answered at the end of the step: it is saved, and `flatout.Stopped`, a
+    SystemExit with the signal's code, ends the training.
     """
 
     def __init__(
@@ -74,12 +78,22 @@ class Checkpointer:
         ensure_writable(self._folder, remedy="choose a folder that this user may write to")
         self._held = contextlib.ExitStack()
         self._held.enter_context(folder_lock(self._folder))
+        if current().listen():
+            self._held.callback(current().leave)
 
     # Saving
 
     def step(self, step: int) -> bool:
-        """To be called after each step: saves when it is time. Says what went wrong with the one before."""
+        """To be called after each step: saves when it is time, and ends the training when asked to stop.
+
+        Says what went wrong with the checkpoint before; whether it has saved.
+        """
         self._look()
+        if stop_requested():
+            if step != self._saved_step:
+                self.save(step)
+            self.wait()
+            raise Stopped(current().exit_code)
         if self._problem:
             sys.stderr.write(f"flatout: a checkpoint could not be written: {self._problem}\n")
             self._problem = ""

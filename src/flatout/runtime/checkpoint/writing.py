@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import flatout
-
-_SOURCE = str(Path(flatout.__file__).parents[1])
+# Where this package lies: the writer need not find it by itself.
+_SOURCE = str(Path(__file__).resolve().parents[3])
 _START = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
     "from flatout.runtime.checkpoint.writer import main; main(int(sys.argv[1]))"

@@ -1,5 +1,6 @@
 """A training that is saved as it goes, and found again."""
 
+import functools
 import json
 import os
 import resource
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,15 +234,28 @@ with Checkpointer(sys.argv[1], every=2, model=model, optimizer=optimizer, loader
 """
 
 
-def run(folder: Path, workers: int, kill_after_s: float | None) -> int:
+def run(folder: Path, workers: int, kill_after_s: float | None, number: int = signal.SIGKILL) -> int:
     command = [sys.executable, "-c", KILLED, str(folder / "kept"), str(folder / "losses"), str(workers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         assert job.stdout.readline().startswith("from")
         if kill_after_s is not None:
             time.sleep(kill_after_s)
-            job.kill()
+            job.send_signal(number)
         return job.wait()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, set[str]]]:
+    """The losses of a training that nobody disturbs, by workers."""
+
+    @functools.cache
+    def made(workers: int) -> dict[str, set[str]]:
+        folder = tmp_path_factory.mktemp("whole")
+        assert run(folder, workers, None) == 0
+        return losses(folder)
+
+    return made
 
 
 def losses(folder: Path) -> dict[str, set[str]]:
@@ -256,14 +271,30 @@ def losses(folder: Path) -> dict[str, set[str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("workers", "kills"), [(0, (0.0, 0.02, 0.05, 0.1, 0.2)), (2, (0.05, 0.2, 0.5))])
 def test_killed_again_and_again_it_learns_what_it_would_have(
-    tmp_path: Path, workers: int, kills: tuple[float, ...]
+    tmp_path: Path,
+    workers: int,
+    kills: tuple[float, ...],
+    uninterrupted: Callable[[int], dict[str, set[str]]],
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    assert run(whole, workers, None) == 0
-    codes = [run(killed, workers, after_s) for after_s in kills]
+    codes = [run(tmp_path, workers, after_s) for after_s in kills]
     assert -signal.SIGKILL in codes
-    assert run(killed, workers, None) == 0
-    assert losses(killed) == losses(whole)
-    assert len(losses(whole)) == 40
+    assert run(tmp_path, workers, None) == 0
+    assert losses(tmp_path) == uninterrupted(workers)
+    assert len(losses(tmp_path)) == 40
+
+
+@pytest.mark.timeout(300)
+def test_asked_to_stop_it_saves_ends_with_the_signals_code_and_goes_on(
+    tmp_path: Path, uninterrupted: Callable[[int], dict[str, set[str]]]
+) -> None:
+    stopped, codes = tmp_path, []
+    for after_s, number in ((0.0, signal.SIGTERM), (0.01, signal.SIGUSR1), (0.02, signal.SIGINT)):
+        codes.append(run(stopped, 0, after_s, number))
+        newest = checkpoints(stopped / "kept")[0]
+        assert str(newest.step) == (stopped / "losses").read_text().splitlines()[-1].split()[0]
+        if codes[-1] == 0:
+            break
+    assert codes[0] == 143
+    assert set(codes[1:]) <= {0, 138, 130}
+    assert run(stopped, 0, None) == 0
+    assert losses(stopped) == uninterrupted(0)

@@ -1,0 +1,127 @@
+"""Being asked to stop: a signal becomes an answer that a training loop can ask for between two steps.
+
+The first call takes the signals over; a handler that the script had set is called all the same, and a signal
+that it ignores stays ignored. Ranks agree: whoever is told first names a step that nobody has passed, and all
+stop there.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+_KEY = "flatout/stop-at"
+# Ranks are at most one step apart: each waits for the others' gradients.
+_AHEAD = 2
+
+
+class Stopped(SystemExit):
+    """The end of a training that was asked to stop, after it was saved; its code is that of the signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+
+
+class Stop:
+    """What this process was asked for, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.asked_at: float | None = None
+        self._found: dict[int, Any] = {}
+        self._calls = 0
+        self._stop_at: int | None = None
+
+    # Signals
+
+    def listen(self) -> bool:
+        """Take the signals over, unless they are; whether it did. Only the main thread may."""
+        if self._found or threading.current_thread() is not threading.main_thread():
+            return False
+        for name in _SIGNALS:
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            before = signal.getsignal(number)
+            if before is None or before is signal.SIG_IGN:  # set by C code, or wanted so
+                continue
+            self._found[number] = before
+            signal.signal(number, self._on_signal)
+        return True
+
+    def leave(self) -> None:
+        """Put back what was found, where it is still ours."""
+        for number, before in self._found.items():
+            if signal.getsignal(number) == self._on_signal:
+                with contextlib.suppress(ValueError):  # not in the main thread
+                    signal.signal(number, before)
+        self._found = {}
+        self.signal = self.asked_at = self._stop_at = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        again = self.signal is not None
+        if not again:
+            self.signal, self.asked_at = number, time.monotonic()
+        before = self._found.get(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+        elif number == signal.SIGINT and again:
+            raise KeyboardInterrupt  # whoever presses Ctrl-C twice does not want to wait
+
+    # Asking
+
+    def requested(self, store: Any = None) -> bool:
+        """Whether to stop now; with a store of ranks, all get the same answer at the same call."""
+        self.listen()
+        self._calls += 1
+        if store is None:
+            return self.signal is not None
+        if self.signal is not None and self._stop_at is None:
+            wanted = str(self._calls + _AHEAD)
+            self._stop_at = int(store.compare_set(_KEY, "", wanted))
+        elif self._stop_at is None and store.check([_KEY]):
+            self._stop_at = int(store.get(_KEY))
+        return self._stop_at is not None and self._calls >= self._stop_at
+
+    @property
+    def exit_code(self) -> int:
+        """By which the outside knows why it ended: that of the signal."""
+        return 128 + (self.signal or signal.SIGTERM)
+
+
+_stop = Stop()
+
+
+def current() -> Stop:
+    """The one of this process."""
+    return _stop
+
+
+def stop_requested() -> bool:
+    """Whether this training was asked to stop: by SIGTERM, SIGINT or SIGUSR1, on any rank.
+
+        while step < steps:
+            ...
+            if flatout.stop_requested():
+                save()
+                break
+
+    To be asked once a step, on every rank; all get the same answer at the same step. A second Ctrl-C
+    interrupts at once. `flatout.Checkpointer` asks by itself.
+    """
+    return _stop.requested(store_of_ranks())
+
+
+def store_of_ranks() -> Any:
+    """Where ranks leave words for each other; None for a process that is alone."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    if torch.distributed.get_world_size() < 2:
+        return None
+    get: Callable[[], Any] = torch.distributed.distributed_c10d._get_default_store  # noqa: SLF001
+    return get()

@@ -1,0 +1,113 @@
+"""Being asked to stop: between two steps, on all ranks alike, with the script's own handlers called."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flatout.runtime.stopping import Stop
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    one = Stop()
+    yield one
+    one.leave()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_an_answer(stop: Stop, number: int) -> None:
+    assert not stop.requested()
+    send(number)
+    assert stop.requested()
+    assert stop.exit_code == 128 + number
+
+
+def test_a_second_signal_changes_nothing_but_a_second_ctrl_c_interrupts(stop: Stop) -> None:
+    stop.listen()
+    send(signal.SIGTERM)
+    send(signal.SIGTERM)
+    assert stop.exit_code == 143
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+
+
+def test_the_scripts_own_handlers_are_called_and_put_back(stop: Stop) -> None:
+    called: list[int] = []
+
+    def own(number: int, _frame: Any) -> None:
+        called.append(number)
+
+    signal.signal(signal.SIGTERM, own)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    stop.listen()
+    send(signal.SIGTERM)
+    send(signal.SIGUSR1)
+    assert called == [signal.SIGTERM]
+    assert stop.exit_code == 143
+    stop.leave()
+    assert signal.getsignal(signal.SIGTERM) is own
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+def test_a_handler_that_came_later_stays(stop: Stop) -> None:
+    stop.listen()
+    later = signal.signal(signal.SIGTERM, lambda *_: None)
+    assert later == stop._on_signal
+    mine = signal.getsignal(signal.SIGTERM)
+    stop.leave()
+    assert signal.getsignal(signal.SIGTERM) is mine
+
+
+def test_another_thread_leaves_signals_alone(stop: Stop) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop.listen)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Store:
+    """As torch's stores are."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        if self.values.get(key, "") == expected:
+            self.values[key] = wanted
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 1])
+def test_ranks_stop_at_the_same_step_whoever_is_ahead(ahead: int) -> None:
+    store, told, other = Store(), Stop(), Stop()
+    told.listen = other.listen = lambda: False  # type: ignore[method-assign]
+    for _ in range(5):
+        told.requested(store)
+    for _ in range(5 + ahead):
+        other.requested(store)
+    told.signal = signal.SIGTERM
+    steps = [5, 5 + ahead]
+    for rank, one in enumerate((told, other)):
+        while not one.requested(store):
+            steps[rank] += 1
+    assert steps[0] == steps[1]
