@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import mmap
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +11,28 @@ from typing import Any
 from flatout.records.atomic import ensure_writable
 from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem
 from flatout.records.lock import folder_lock
-from flatout.runtime.checkpoint.layout import BadFile, Layout, lay_out, read_header
-from flatout.runtime.checkpoint.plain import Apart, NotPlain, NotTrusted, Ref, Together
+from flatout.runtime.checkpoint.layout import Layout, lay_out
+from flatout.runtime.checkpoint.plain import Apart, NotPlain, Ref
 from flatout.runtime.checkpoint.position import Loader
 from flatout.runtime.checkpoint.random_states import put_back, random_states
+from flatout.runtime.checkpoint.ranks import Ranks
+from flatout.runtime.checkpoint.reading import is_in_a_pass, read_state, spread
 from flatout.runtime.checkpoint.snapshot import Copier, Snapshot
-from flatout.runtime.checkpoint.store import Damaged, Stored, newest_complete, read_manifest, verify
+from flatout.runtime.checkpoint.store import (
+    PARTS_FILE,
+    STATE_FILE,
+    Damaged,
+    Stored,
+    newest_complete,
+    read_manifest,
+    verify,
+)
 from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.checkpoint.writing import SharedMemory, Writer, WriterDied
 from flatout.runtime.stopping import Stopped, current, stop_requested
 
-STATE_FILE = "state.json"
 _OURS = ("random", "step")
+_OF_EACH_RANK = ("random", "loader")
 
 
 class Checkpointer:
@@ -75,11 +85,17 @@ class Checkpointer:
         self._saved_step: int | None = None
         # What went wrong since somebody asked.
         self._problem = ""
-        ensure_writable(self._folder, remedy="choose a folder that this user may write to")
+        self._ranks = Ranks(torch)
         self._held = contextlib.ExitStack()
-        self._held.enter_context(folder_lock(self._folder))
+        self._token = self._ranks.agree(self._begin)
         if current().listen():
             self._held.callback(current().leave)
+
+    def _begin(self) -> str:
+        """Make the folder ours, on the first rank; a word by which its files are known as this training's."""
+        ensure_writable(self._folder, remedy="choose a folder that this user may write to")
+        self._held.enter_context(folder_lock(self._folder))
+        return secrets.token_hex(8)
 
     # Saving
 
@@ -108,25 +124,48 @@ class Checkpointer:
         apart = Apart(self._torch, pickles=self._trust)
         try:
             plain = apart.take(self._state(step))
-            layout = self._lay_out(apart.tensors)
+            tensors = apart.tensors
+            if not self._ranks.is_first:
+                tensors = {ref: one for ref, one in tensors.items() if ref in apart.parts}
+            layout = self._lay_out(tensors)
         except (NotPlain, ValueError) as problem:
             raise CallerMistake(
                 str(problem),
                 expected="tensors, numbers, text, and lists and dicts of them",
                 remedy="leave it out of state_dict(), or pass trust=True to have it pickled",
             ) from problem
+        ranks = self._ranks
         order = {
             "folder": str(self._folder.resolve()),
             "step": step,
+            "rank": ranks.rank,
+            "ranks": ranks.count,
+            "token": self._token,
             "size": layout.size,
-            "files": [(file.name, file.start, file.size) for file in layout.files],
-            "texts": {STATE_FILE: json.dumps(plain, allow_nan=False)},
-            "about": {"torch": self._torch.__version__, "parts": sorted(self._parts)},
+            "files": [(ranks.name(file.name), file.start, file.size) for file in layout.files],
+            "texts": self._texts(plain, apart),
+            "about": {
+                "torch": self._torch.__version__,
+                "parts": sorted(self._parts),
+                "ranks": ranks.count,
+            },
             "keep": self._keep,
         }
         self._writer.start()
         self._saved_step = step
-        self._under_way = self._copier.copy(apart.tensors, layout, lambda: self._writer.send(order))
+        self._under_way = self._copier.copy(tensors, layout, lambda: self._writer.send(order))
+
+    def _texts(self, plain: dict[str, Any], apart: Apart) -> dict[str, str]:
+        ranks = self._ranks
+        if not ranks.is_first:  # what all have alike, the first one stores
+            plain = {name: plain[name] for name in _OF_EACH_RANK if name in plain}
+        texts = {ranks.name(STATE_FILE): json.dumps(plain, allow_nan=False)}
+        if apart.parts:
+            parts: dict[str, dict[str, Any]] = {}
+            for (file, name), part in apart.parts.items():
+                parts.setdefault(file, {})[name] = part.plain()
+            texts[ranks.name(PARTS_FILE)] = json.dumps(parts)
+        return texts
 
     def wait(self) -> None:
         """Until what was saved is on the disk, or could not be."""
@@ -192,14 +231,12 @@ class Checkpointer:
     def resume(self, which: str | Path = "latest") -> int:
         """Load the newest complete checkpoint into what was handed over; its step, or 0 without any."""
         with self._not_while_written():
-            if which == "latest":
-                found = newest_complete(self._folder, self._tell_of_damage)
-                if found is None:
-                    return 0
-                stored, _ = found
-            else:
-                stored = _named(self._folder, which)
-            state = read_state(self._torch, stored, trust=self._trust)
+            name = self._ranks.agree(lambda: self._choose(which))
+            if not name:
+                return 0
+            stored = Stored(read_manifest(Path(name))["step"], Path(name))
+            state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
+        self._insist_on_as_many_ranks(stored)
         missing = sorted({*self._parts} - {*state})
         if missing:
             raise CallerMistake(
@@ -208,59 +245,44 @@ class Checkpointer:
                 remedy="hand over what was saved, by the same names",
             )
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+            part.load_state_dict(spread(self._torch, part, state[name]))
         if self.loader is not None and "loader" in state:
-            self.loader.load_state_dict(state["loader"])
-        word = put_back(self._torch, state["random"])
+            as_many = read_manifest(stored.path).get("ranks", 1) == self._ranks.count
+            self.loader.load_state_dict(state["loader"], as_many_ranks=as_many)
+        if "random" in state:
+            word = put_back(self._torch, state["random"])
+        else:
+            word = "this rank had no random numbers in the checkpoint: they begin anew"
         if word:
             sys.stderr.write(f"flatout: {word}\n")
         self._saved_step = int(state["step"])
         return self._saved_step
 
+    def _choose(self, which: str | Path) -> str:
+        if which != "latest":
+            return str(_named(self._folder, which).path)
+        found = newest_complete(self._folder, self._tell_of_damage)
+        return str(found[0].path) if found is not None else ""
+
+    def _insist_on_as_many_ranks(self, stored: Stored) -> None:
+        had = read_manifest(stored.path).get("ranks", 1)
+        if self.loader is not None and had != self._ranks.count and is_in_a_pass(stored):
+            raise CallerMistake(
+                f"{stored.path} was saved by {had} ranks in the middle of a pass over the data; "
+                f"there are {self._ranks.count}",
+                expected="as many ranks, so that each goes on where it was",
+                remedy="resume with as many until the pass is over, or without the loader",
+            )
+
     @contextlib.contextmanager
     def _not_while_written(self) -> Iterator[None]:
         """The process that wrote for a killed training may still be at it: what it writes is the newest."""
         self.wait()
-        with at_work_in(self._folder):
+        with at_work_in(self._folder) if self._ranks.is_first else contextlib.nullcontext():
             yield
 
     def _tell_of_damage(self, stored: Stored, problem: str) -> None:
         sys.stderr.write(f"flatout: {stored.path.name} cannot be used: {problem}\n")
-
-
-def read_state(torch: Any, stored: Stored, *, trust: bool = False) -> dict[str, Any]:
-    """All of a checkpoint, on the host; it was verified. Raises CorruptFile, or CallerMistake for pickles."""
-    files: dict[str, tuple[dict[str, Any], Any]] = {}
-    listed = read_manifest(stored.path)["files"]
-
-    def tensor(ref: Ref) -> Any:
-        file, name = ref
-        if f"{file}.safetensors" not in listed:
-            raise ValueError(f"its manifest knows of no {file!r}")
-        if file not in files:
-            files[file] = _open(torch, stored.path / f"{file}.safetensors")
-        header, whole = files[file]
-        place = header[name]
-        part = whole[place.start : place.end]
-        return part.view(getattr(torch, place.dtype)).view(place.shape).clone()
-
-    path = stored.path / STATE_FILE
-    try:
-        return Together(torch, tensor, trust=trust).state(json.loads(path.read_bytes()))
-    except NotTrusted as problem:
-        raise CallerMistake(
-            f"{path}: {problem}",
-            expected="a checkpoint of plain data and tensors",
-            remedy="pass trust=True if you wrote it",
-        ) from problem
-    except (OSError, ValueError, KeyError, TypeError, IndexError, BadFile, RecursionError) as problem:
-        raise CorruptFile(stored.path, str(problem), remedy="resume from an older one") from problem
-
-
-def _open(torch: Any, path: Path) -> tuple[dict[str, Any], Any]:
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return read_header(memoryview(memory)), torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _named(folder: Path, which: str | Path) -> Stored:

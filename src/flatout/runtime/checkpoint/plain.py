@@ -10,6 +10,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from flatout.runtime.checkpoint.sharding import Part, is_sharded, is_stored_here, part_of
+
 # What a tensor is called in the plain data: the file it goes to, and its name there.
 Ref = tuple[str, str]
 
@@ -29,6 +31,8 @@ class Apart:
         self._torch = torch
         self._pickles = pickles
         self.tensors: dict[Ref, Any] = {}
+        # Of tensors that are spread over ranks, the part that this one holds.
+        self.parts: dict[Ref, Part] = {}
         # Tensors that are the same one (tied weights) are stored once.
         self._known: dict[tuple[Any, ...], Ref] = {}
 
@@ -43,6 +47,8 @@ class Apart:
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, torch.Tensor):
+            if is_sharded(value):
+                return {"$sharded": list(self._part(value, file, path))}
             return {"$tensor": list(self._tensor(value, file, path))}
         if isinstance(value, dict):
             return self._dict(value, file, path)
@@ -86,6 +92,15 @@ class Apart:
         where = ".".join((file, *path))
         raise NotPlain(f"{where} is a {kind.__module__}.{kind.__qualname__}")
 
+    def _part(self, tensor: Any, file: str, path: tuple[str, ...]) -> Ref:
+        part, local = part_of(tensor), tensor.to_local()
+        ref = self._tensor(local, file, path)
+        if is_stored_here(tensor):
+            self.parts[ref] = part
+        else:
+            self.tensors.pop(ref, None)
+        return ref
+
     def _tensor(self, tensor: Any, file: str, path: tuple[str, ...]) -> Ref:
         tensor = tensor.detach()
         same = (file, tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -105,9 +120,17 @@ class Apart:
 class Together:
     """Puts a state together again."""
 
-    def __init__(self, torch: Any, tensor: Callable[[Ref], Any], *, trust: bool = False) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        tensor: Callable[[Ref], Any],
+        sharded: Callable[[Ref], Any] | None = None,
+        *,
+        trust: bool = False,
+    ) -> None:
         self._torch = torch
         self._tensor = tensor
+        self._sharded = sharded or tensor
         self._trust = trust
 
     def state(self, plain: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +152,8 @@ class Together:
         torch = self._torch
         if mark == "$tensor":
             return self._tensor((inner[0], inner[1]))
+        if mark == "$sharded":
+            return self._sharded((inner[0], inner[1]))
         if mark == "$pairs":
             return {self._whole(key): self._whole(one) for key, one in inner}
         if mark == "$tuple":

@@ -40,9 +40,14 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._to_resume = self._to_resume, None
+        if resumed is not None and resumed["nothing_left"]:
+            # The loop has had all of it, and not yet done what it does after a pass.
+            self._passes += 1
+            return
         if resumed is None:
             self._batches, self._at_start = 0, self._numbers.now()
             batches = iter(self._loader)
+            self._workers.have_begun()
         else:
             self._batches, self._at_start = resumed["batches"], resumed["at_start"]
             now = random_states(self._torch)
@@ -69,6 +74,7 @@ class Loader:
         return {
             "passes": self._passes,
             "batches": self._batches,
+            "is_over": bool(self._batches) and self._batches == self._length(),
             "at_start": self._at_start,
             "generators": self._numbers.now()["generators"],
             "batch_size": self._loader.batch_size,
@@ -76,19 +82,31 @@ class Loader:
             "workers": self._workers.state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _length(self) -> int | None:
+        try:
+            return len(self._loader)
+        except TypeError:  # an iterable data set need not know
+            return None
+
+    def load_state_dict(self, state: dict[str, Any], *, as_many_ranks: bool = True) -> None:
         """Go on from there: the next pass begins in the middle. Raises CallerMistake where it could not."""
         self._passes = state["passes"]
+        is_the_same = as_many_ranks and state["batch_size"] == self._loader.batch_size
         if not state["batches"]:
+            self._numbers.put_back({**random_states(self._torch), "generators": state["generators"]})
+            if self._loader.persistent_workers:
+                self._workers.insist_on_the_same(state["workers"])
+                self._workers.resume(state)
             return
-        if state["batch_size"] != self._loader.batch_size:
+        if not is_the_same and not state["is_over"]:
             raise CallerMistake(
                 f"the loader's batches have {self._loader.batch_size} samples, and had {state['batch_size']}",
                 expected="the same size in the middle of a pass",
                 remedy="resume with the old size until the pass is over",
             )
-        self._workers.insist_on_the_same(state["workers"])
-        self._to_resume = state
+        if is_the_same:
+            self._workers.insist_on_the_same(state["workers"])
+        self._to_resume = {**state, "nothing_left": not is_the_same}
 
 
 class _Sampler:

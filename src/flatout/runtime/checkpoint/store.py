@@ -14,17 +14,21 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from flatout.records.atomic import sync_folder
+from flatout.records.atomic import sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
+# A state without its tensors, and which parts of tensors are where.
+STATE_FILE, PARTS_FILE = "state.json", "parts.json"
 FORMAT, VERSION = "flatout.checkpoint", 1
 _NAME = re.compile(r"step-(\d{9,})")
-_PARTIAL = re.compile(r"\.partial-step-\d+-(\d+)")
+_OF_A_RANK = "rank-{}.files.json"
 _PIECE = 8 << 20
+_LOOK_EVERY_S = 0.02
 # A manifest is a few lines a file.
 _LARGEST_MANIFEST = 64 << 20
 
@@ -61,21 +65,23 @@ def checkpoints(folder: Path) -> list[Stored]:
 
 
 class Partial:
-    """A checkpoint in the making: files are added, then it is committed, or given up."""
+    """A checkpoint in the making: files are added, then it is committed, or given up.
 
-    def __init__(self, folder: Path, step: int) -> None:
+    `token` names the training: all of its ranks add to the same folder.
+    """
+
+    def __init__(self, folder: Path, step: int, token: str) -> None:
         self._folder = folder
         self.step = step
-        self.path = folder / f".partial-{name_of(step)}-{os.getpid()}"
+        self.path = folder / f".partial-{name_of(step)}-{token}"
         self._files: dict[str, dict[str, Any]] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir()
+        self.path.mkdir(exist_ok=True)
 
     def add(self, name: str, pieces: Callable[[], Iterator[bytes | memoryview]]) -> None:
         """One file, from pieces of memory, on the disk when this returns."""
         digest, size = hashlib.blake2b(digest_size=32), 0
-        with (self.path / name).open("xb", buffering=0) as file:
+        with (self.path / name).open("wb", buffering=0) as file:
             for piece in pieces():
                 digest.update(piece)
                 size += len(piece)
@@ -83,14 +89,29 @@ class Partial:
             os.fsync(file.fileno())
         self._files[name] = {"bytes": size, "blake2b": digest.hexdigest()}
 
-    def commit(self, about: dict[str, Any], *, before_naming: Callable[[], None] = lambda: None) -> Stored:
+    def finish_rank(self, rank: int) -> None:
+        """All that this rank has to add is there: the first rank, which commits, waits for that."""
+        write_atomically(self.path / _OF_A_RANK.format(rank), json.dumps(self._files).encode())
+
+    def gather(self, ranks: int, *, wait_s: float, is_needed: Callable[[], bool] = lambda: True) -> None:
+        """Wait for what the other ranks add; raises TimeoutError when one of them does not come."""
+        deadline = time.monotonic() + wait_s
+        for rank in range(1, ranks):
+            listed = self.path / _OF_A_RANK.format(rank)
+            while not listed.exists():
+                if time.monotonic() > deadline or not is_needed():
+                    raise TimeoutError(f"rank {rank} has not written its part")
+                time.sleep(_LOOK_EVERY_S)
+            self._files |= json.loads(listed.read_bytes())
+            listed.unlink()
+
+    def commit(self, about: dict[str, Any]) -> Stored:
         """The manifest, then the name. A checkpoint of this step that was there already stays."""
         manifest = {"format": FORMAT, "version": VERSION, "step": self.step, **about, "files": self._files}
-        with (self.path / MANIFEST).open("xb", buffering=0) as file:
+        with (self.path / MANIFEST).open("wb", buffering=0) as file:
             _write_all(file, json.dumps(manifest, indent=1).encode())
             os.fsync(file.fileno())
         sync_folder(self.path)
-        before_naming()
         named = self._folder / name_of(self.step)
         try:
             self.path.rename(named)
@@ -112,11 +133,10 @@ def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def prune(folder: Path, keep: int, *, protect: Stored | None = None) -> list[Stored]:
-    """Remove all but the newest `keep`, and what dead writers left; those that were removed."""
+def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None) -> list[Stored]:
+    """Remove all but the newest `keep`, and what other trainings left unfinished; those that were removed."""
     for path in folder.glob(".partial-*"):
-        matched = _PARTIAL.fullmatch(path.name)
-        if matched is not None and not _is_alive(int(matched[1])):
+        if not path.name.endswith(f"-{token}"):
             shutil.rmtree(path, ignore_errors=True)
     gone = [one for one in checkpoints(folder)[keep:] if protect is None or one.path != protect.path]
     for one in gone:
@@ -125,16 +145,6 @@ def prune(folder: Path, keep: int, *, protect: Stored | None = None) -> list[Sto
             (one.path / MANIFEST).unlink()
         shutil.rmtree(one.path, ignore_errors=True)
     return gone
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 # Reading ----------------------------------------------------------------------------------------------------

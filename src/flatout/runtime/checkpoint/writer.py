@@ -20,6 +20,7 @@ from flatout.runtime.checkpoint.store import Partial, Stored, prune, verify
 
 WRITER_LOCK = ".writer"
 _PIECE = 32 << 20
+_FOR_OTHER_RANKS_S = 600.0
 
 
 def main(descriptor: int) -> None:
@@ -46,14 +47,20 @@ def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
     """One checkpoint, from shared memory to disk."""
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    with at_work_in(folder):
-        partial = Partial(folder, order["step"])
+    rank, ranks = order["rank"], order["ranks"]
+    # The first rank writes last: whoever resumes need wait for it alone.
+    with at_work_in(folder) if rank == 0 else contextlib.nullcontext():
+        partial = Partial(folder, order["step"], order["token"])
         try:
             with _shared(descriptor, order["size"]) as memory:
                 for name, start, size in order["files"]:
                     partial.add(name, lambda start=start, size=size: _pieces(memory, start, size))  # type: ignore[misc]
             for name, text in order["texts"].items():
                 partial.add(name, lambda text=text: iter((text.encode(),)))  # type: ignore[misc]
+            if rank:
+                partial.finish_rank(rank)
+                return Stored(order["step"], partial.path)
+            partial.gather(ranks, wait_s=_FOR_OTHER_RANKS_S)
             stored = partial.commit(order["about"])
         except BaseException:
             partial.give_up()
@@ -61,7 +68,7 @@ def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
         if order["keep"]:
             # Old ones go only when the disk gives back what was meant to replace them.
             verify(stored.path)
-            prune(folder, order["keep"], protect=stored)
+            prune(folder, order["keep"], token=order["token"], protect=stored)
     return stored
 
 

@@ -23,7 +23,7 @@ from flatout.runtime.checkpoint.store import (
 
 
 def made(folder: Path, step: int, text: bytes = b"weights") -> Stored:
-    partial = Partial(folder, step)
+    partial = Partial(folder, step, "mine")
     partial.add("model.safetensors", lambda: iter((text, b"!")))
     return partial.commit({"parts": ["model"]})
 
@@ -105,12 +105,10 @@ def test_a_damaged_one_is_passed_over_with_a_word(tmp_path: Path, damage: object
 def test_pruning_keeps_the_newest_and_sweeps_up_after_the_dead(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         last = made(tmp_path, step)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = tmp_path / f".partial-step-000000004-{dead.pid}"
+    left = tmp_path / ".partial-step-000000004-another"
     left.mkdir()
-    living = Partial(tmp_path, 5)
-    gone = prune(tmp_path, 2, protect=last)
+    living = Partial(tmp_path, 5, "mine")
+    gone = prune(tmp_path, 2, token="mine", protect=last)
     assert [one.step for one in gone] == [1]
     assert [one.step for one in checkpoints(tmp_path)] == [3, 2]
     assert not left.exists()
@@ -136,7 +134,7 @@ os.fsync = dying(os.fsync)
 store._write_all = dying(store._write_all)
 Path.rename = dying(Path.rename)
 Path.mkdir = dying(Path.mkdir)
-partial = store.Partial(folder, 10)
+partial = store.Partial(folder, 10, 'other')
 partial.add("model.safetensors", lambda: iter((b"new", b"er")))
 partial.add("state.json", lambda: iter((b"{}",)))
 partial.commit({})
@@ -163,7 +161,7 @@ def test_killed_at_every_boundary_the_one_before_loads(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_one_and_no_rest(tmp_path: Path) -> None:
     made(tmp_path, 5)
-    partial = Partial(tmp_path, 10)
+    partial = Partial(tmp_path, 10, "mine")
 
     def too_much() -> object:
         yield b"some"
@@ -175,3 +173,15 @@ def test_a_full_disk_leaves_the_old_one_and_no_rest(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
     assert read_manifest(tmp_path / "step-000000005")["step"] == 5
     assert os.listdir(tmp_path) == ["step-000000005"]  # noqa: PTH208
+
+
+def test_the_first_rank_commits_what_all_have_written(tmp_path: Path) -> None:
+    first, second = (Partial(tmp_path, 7, "mine") for _ in range(2))
+    first.add("model.safetensors", lambda: iter((b"first",)))
+    with pytest.raises(TimeoutError, match="rank 1"):
+        first.gather(2, wait_s=0.05)
+    second.add("rank-1.model.safetensors", lambda: iter((b"second",)))
+    second.finish_rank(1)
+    first.gather(2, wait_s=5.0)
+    stored = first.commit({})
+    assert set(verify(stored.path)["files"]) == {"model.safetensors", "rank-1.model.safetensors"}

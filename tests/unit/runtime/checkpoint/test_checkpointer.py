@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem, LockHeld
-from flatout.runtime.checkpoint.checkpointer import STATE_FILE, Checkpointer
-from flatout.runtime.checkpoint.store import checkpoints, verify
+from flatout.runtime.checkpoint.checkpointer import Checkpointer
+from flatout.runtime.checkpoint.store import STATE_FILE, Partial, checkpoints, verify
 
 
 class Training:
@@ -178,9 +178,8 @@ def test_no_file_outside_of_a_checkpoint_is_read(tmp_path: Path) -> None:
         [one] = checkpoints(tmp_path / "c")
         plain = json.loads((one.path / STATE_FILE).read_text())
         plain["model"]["0.weight"] = {"$tensor": ["../../secret", "w"]}
-        from flatout.runtime.checkpoint.store import Partial
 
-        forged = Partial(tmp_path / "c", 2)
+        forged = Partial(tmp_path / "c", 2, "forged")
         forged.add(STATE_FILE, lambda: iter((json.dumps(plain).encode(),)))
         forged.commit({})
         with pytest.raises(CorruptFile, match="knows of no"):
