@@ -167,6 +167,12 @@ class Checkpointer:
             texts[ranks.name(PARTS_FILE)] = json.dumps(parts)
         return texts
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether what was saved is still on its way to the disk."""
+        self._look()
+        return self._under_way is not None or self._writer.is_busy
+
     def wait(self) -> None:
         """Until what was saved is on the disk, or could not be."""
         if self._under_way is not None:
