@@ -129,7 +129,7 @@ def training_ranks(ranks: Path) -> list[Path]:
 RARE = {
     "copies", "leaves", "sam", "custom_optimizer", "profiles_itself", "threads", "background_loader",
     "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
-    "several_loaders", "crashes",
+    "several_loaders", "crashes", "evaluation_first", "no_loader", "exits", "own_signals", "two_optimizers",
 }  # fmt: skip
 
 

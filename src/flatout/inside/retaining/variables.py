@@ -33,7 +33,8 @@ def local_names() -> dict[int, list[Name]]:
     frames: list[FrameType | None] = list(sys._current_frames().values())  # noqa: SLF001
     while frames:
         frame = frames.pop()
-        while frame is not None:
+        # Python 3.11 was seen to hand out something else for a function of another thread that was ending.
+        while isinstance(frame, FrameType):
             if not frame.f_code.co_filename.startswith(_OURS):
                 for name, address in variables(frame):
                     found.setdefault(address, []).append(variable(name, frame.f_code))
