@@ -74,7 +74,13 @@ Trainer().train(300)
 """
 
 
-@pytest.mark.parametrize("code", [BEGIN + PLANTED["F505"].rstrip() + "  # here\n", BEGIN + TRAINER])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(BEGIN + PLANTED["F505"].rstrip() + "  # here\n", marks=pytest.mark.full),
+        BEGIN + TRAINER,
+    ],
+)
 def test_who_holds_what_grows_is_named_with_the_line(flatout: Run, tmp_path: Path, code: str) -> None:
     """Of a script that goes on for ever, and of one that ends before a trial can ask it for more steps."""
     finding = next(one for one in found_in(flatout, tmp_path, code) if one["code"] == "F505")

@@ -84,6 +84,7 @@ def test_a_page_and_a_snapshot_of_one_job(flatout: Run, tmp_path: Path) -> None:
     torchs.segsum(snapshot)
 
 
+@pytest.mark.full
 def test_several_sizes_have_a_page_each(flatout: Run, tmp_path: Path) -> None:
     script = SCRIPT.replace("randn(1024,", "randn(parser.parse_args().batch_size,")
     (tmp_path / "train.py").write_text(PARSES + script)

@@ -99,6 +99,7 @@ def test_both_tools_run_the_job_and_say_what_they_saw(place: Place, tools: dict[
         assert list((place.trial(name) / "ranks").iterdir())
 
 
+@pytest.mark.full
 def test_on_a_terminal_it_stands_below_the_profile(place: Place, tools: dict[str, str]) -> None:
     place.script(QUICK + "for _ in range(6):\n    update()\n")
     done = place.flatout(*SHORT, "--nsys", "train.py", **tools)

@@ -73,6 +73,7 @@ def test_a_redirected_profile_leaves_every_file_as_it_was_and_has_the_bare_losse
     assert len(set(losses_in(bare.stdout))) == 4
 
 
+@pytest.mark.full
 def test_redirected_ranks_stop_at_the_same_update(place: Place) -> None:
     place.script(TWO_RANKS)
     (place.work / "model.pt").write_text("my model")

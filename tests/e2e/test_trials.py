@@ -36,7 +36,13 @@ def usual_shield() -> str:
     return "redirect" if shield_refusal(myself) else "overlay"
 
 
-@pytest.mark.parametrize("command", [("check", "--steps", "2"), ("profile", "--no-limits", "--steps", "2")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("check", "--steps", "2"), marks=pytest.mark.full),
+        ("profile", "--no-limits", "--steps", "2"),
+    ],
+)
 def test_a_trial_leaves_every_file_as_it_was(place: Place, command: tuple[str, ...]) -> None:
     furnish(place)
     before = place.snapshot()
@@ -154,7 +160,13 @@ def test_a_saved_profile_is_drawn_again_as_it_was(profiled: Profiled) -> None:
     assert again["documents"]["profile"] == profiled.document
 
 
-@pytest.mark.parametrize("how", [("--steps", "6"), ("--seconds", "1.5")], ids=["steps", "seconds"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(("--steps", "6"), id="steps"),
+        pytest.param(("--seconds", "1.5"), id="seconds", marks=pytest.mark.full),
+    ],
+)
 def test_all_ranks_stop_at_the_same_update(place: Place, how: tuple[str, ...]) -> None:
     place.script(TWO_RANKS)
     before = place.snapshot()

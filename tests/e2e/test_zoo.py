@@ -130,6 +130,7 @@ RARE = {
     "copies", "leaves", "sam", "custom_optimizer", "profiles_itself", "threads", "background_loader",
     "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
     "several_loaders", "crashes", "evaluation_first", "no_loader", "exits", "own_signals", "two_optimizers",
+    "lbfgs", "sampler", "ema", "iterable", "reads_stdin",
 }  # fmt: skip
 
 

@@ -110,6 +110,7 @@ def test_ranks_go_on_bit_for_bit_and_others_load_what_they_saved(tmp_path: Path,
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_in_the_middle_of_a_pass_other_ranks_are_refused(tmp_path: Path) -> None:
     trained(tmp_path / "kept", "ddp", 2, 3)
     with pytest.raises(AssertionError, match="saved by 2 ranks in the middle of a pass"):
