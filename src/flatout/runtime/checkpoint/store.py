@@ -27,6 +27,7 @@ STATE_FILE, PARTS_FILE = "state.json", "parts.json"
 FORMAT, VERSION = "flatout.checkpoint", 1
 _NAME = re.compile(r"step-(\d{9,})")
 _OF_A_RANK = "rank-{}.files.json"
+_PRUNED = ".pruned-"
 _PIECE = 8 << 20
 _LOOK_EVERY_S = 0.02
 # A manifest is a few lines a file.
@@ -140,10 +141,11 @@ def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None)
             shutil.rmtree(path, ignore_errors=True)
     gone = [one for one in checkpoints(folder)[keep:] if protect is None or one.path != protect.path]
     for one in gone:
-        # Without its manifest it is no checkpoint any more, however far this gets.
+        # Without its name it is no checkpoint any more, however far this gets.
         with contextlib.suppress(FileNotFoundError):
-            (one.path / MANIFEST).unlink()
-        shutil.rmtree(one.path, ignore_errors=True)
+            one.path.rename(folder / f"{_PRUNED}{one.path.name}")
+    for path in folder.glob(f"{_PRUNED}*"):
+        shutil.rmtree(path, ignore_errors=True)
     return gone
 
 
