@@ -16,35 +16,10 @@ from typing import Any, TypeGuard
 
 from flatout.memory.pieces import ModelFile, Piece, fault, unreadable
 from flatout.memory.torch_files import LEGACY_MAGIC, ZIP_START, read_archive, read_legacy
+from flatout.records.safetensors import DTYPES, LONGEST_HEADER
 
-# The limit of the format itself.
-_LONGEST_HEADER = 100_000_000
 _LONGEST_INDEX = 100_000_000
 _LFS_START = b"version https://git-lfs"
-_BITS = {
-    "F64": ("float64", 64),
-    "F32": ("float32", 32),
-    "F16": ("float16", 16),
-    "BF16": ("bfloat16", 16),
-    "F8_E4M3": ("float8_e4m3fn", 8),
-    "F8_E5M2": ("float8_e5m2", 8),
-    "F8_E8M0": ("float8_e8m0fnu", 8),
-    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
-    "F6_E2M3": ("float6_e2m3", 6),
-    "F6_E3M2": ("float6_e3m2", 6),
-    "F4": ("float4_e2m1fn_x2", 4),
-    "C64": ("complex64", 64),
-    "I64": ("int64", 64),
-    "I32": ("int32", 32),
-    "I16": ("int16", 16),
-    "I8": ("int8", 8),
-    "U64": ("uint64", 64),
-    "U32": ("uint32", 32),
-    "U16": ("uint16", 16),
-    "U8": ("uint8", 8),
-    "BOOL": ("bool", 8),
-}
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 _INDEX = ".index.json"
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -220,11 +195,11 @@ def _read_safetensors(path: Path, stream: io.BufferedReader, size: int) -> Model
     if len(start) < 8:
         raise fault(path, f"it ends after {size} bytes", expected="the length of a header in the first 8")
     (length,) = struct.unpack("<Q", start)
-    if length > _LONGEST_HEADER:
+    if length > LONGEST_HEADER:
         raise fault(
             path,
             f"its header would be {length} bytes long",
-            expected=f"a header of at most {_LONGEST_HEADER} bytes",
+            expected=f"a header of at most {LONGEST_HEADER} bytes",
         )
     if 8 + length > size:
         raise fault(
@@ -269,11 +244,11 @@ def _described(path: Path, name: str, described: object) -> tuple[Piece, int, in
     if not isinstance(described, dict):
         raise fault(path, f"tensor {name!r} is not described", expected="dtype, shape and data_offsets")
     kind, shape, offsets = (described.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(kind, str) or kind not in _BITS:
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise fault(
             path,
             f"tensor {name!r} is of an unknown dtype {kind!r}",
-            expected=f"one of {', '.join(_BITS)}",
+            expected=f"one of {', '.join(DTYPES)}",
             remedy="pip install --upgrade flatout, where this dtype is a new one",
         )
     if not _are_sizes(shape):
@@ -284,7 +259,7 @@ def _described(path: Path, name: str, described: object) -> tuple[Piece, int, in
             f"tensor {name!r} has the offsets {offsets!r}",
             expected="where it begins, and where it ends",
         )
-    dtype, bits = _BITS[kind]
+    dtype, bits = DTYPES[kind]
     elements = 1
     for length in shape:
         elements *= length

@@ -175,12 +175,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until what was saved is on the disk, or could not be."""
-        if self._under_way is not None:
-            try:
-                self._under_way.wait()
-            except Exception as error:  # noqa: BLE001 - told at the next step
-                self._problem = f"{type(error).__name__}: {error}" if not _is_ours(error) else str(error)
-            self._under_way = None
+        self._end_copy()
         self._note(self._writer.answer(None))
 
     def close(self) -> None:
@@ -206,14 +201,19 @@ class Checkpointer:
         self.close()
 
     def _look(self) -> None:
-        if self._under_way is not None and self._under_way.is_done:
-            with contextlib.suppress(Exception):
-                self._under_way.wait()
-            if self._under_way.problem is not None:
-                self._problem = str(self._under_way.problem)
-            self._under_way = None
-        if self._under_way is None:
+        if self._under_way is None or self._under_way.is_done:
+            self._end_copy()
             self._note(self._writer.answer(0.0))
+
+    def _end_copy(self) -> None:
+        if self._under_way is None:
+            return
+        try:
+            self._under_way.wait()
+        except Exception as error:  # noqa: BLE001 - told at the next step
+            is_ours = isinstance(error, WriterDied)
+            self._problem = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        self._under_way = None
 
     def _note(self, answer: dict[str, Any] | None) -> None:
         if answer is not None and "failed" in answer:
@@ -319,7 +319,3 @@ def _with_state(parts: dict[str, Any]) -> dict[str, Any]:
                 remedy="wrap it in an object with these two methods",
             )
     return dict(parts)
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, WriterDied)

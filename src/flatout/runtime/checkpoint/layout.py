@@ -5,30 +5,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# By torch's names; the values are the format's.
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-_NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
+from flatout.records.safetensors import DTYPES, LONGEST_HEADER
+
+# The format's name of a dtype, by torch's. Of those with less than a byte, torch packs several into one.
+_NAMES = {ours: theirs for theirs, (ours, bits) in DTYPES.items() if bits % 8 == 0}
 _ALIGN = 64
 _LENGTH_BYTES = 8
-# The format's own limit.
-_LARGEST_HEADER = 100_000_000
 
 
 class BadFile(Exception):
@@ -77,10 +59,10 @@ def lay_out(tensors: Mapping[tuple[str, str], Any]) -> Layout:
         for ref, tensor in of_file:
             size = tensor.numel() * _width(tensor)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
+            if dtype not in _NAMES:
                 raise ValueError(f"{'.'.join(ref)}: tensors of {dtype} cannot be stored")
             header[ref[1]] = {
-                "dtype": _DTYPES[dtype],
+                "dtype": _NAMES[dtype],
                 "shape": list(tensor.shape),
                 "data_offsets": [offset, offset + size],
             }
@@ -103,9 +85,10 @@ def _width(tensor: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: torch's name of its dtype, its shape, and where its bytes are."""
+    """A tensor in a file: torch's name of its dtype, with its bits, its shape, and where its bytes are."""
 
     dtype: str
+    bits: int
     shape: tuple[int, ...]
     start: int
     end: int
@@ -116,7 +99,7 @@ def read_header(data: memoryview) -> dict[str, Stored]:
     if len(data) < _LENGTH_BYTES:
         raise BadFile("it is too short to be a safetensors file")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if length > min(_LARGEST_HEADER, len(data) - _LENGTH_BYTES):
+    if length > min(LONGEST_HEADER, len(data) - _LENGTH_BYTES):
         raise BadFile("its header is longer than it could be")
     begin = _LENGTH_BYTES + length
     try:
@@ -128,7 +111,7 @@ def read_header(data: memoryview) -> dict[str, Stored]:
         count = 1
         for side in one.shape:
             count *= side
-        if not begin <= one.start <= one.end <= len(data) or one.end - one.start != count * _bytes(one.dtype):
+        if not begin <= one.start <= one.end <= len(data) or 8 * (one.end - one.start) != count * one.bits:
             raise BadFile(f"tensor {name!r} does not lie where its header says")
     return found
 
@@ -138,11 +121,7 @@ def _stored(said: dict[str, Any], begin: int) -> Stored:
     shape = tuple(said["shape"])
     if not all(type(side) is int and side >= 0 for side in (*shape, first, last)):
         raise ValueError("no sizes")
-    return Stored(_NAMES[said["dtype"]], shape, begin + first, begin + last)
-
-
-def _bytes(dtype: str) -> int:
-    if dtype in ("bool", "uint8", "int8") or dtype.startswith("float8"):
-        return 1
-    bits = "".join(letter for letter in dtype if letter.isdigit())
-    return int(bits) // 8
+    dtype, bits = DTYPES[said["dtype"]]
+    if dtype not in _NAMES:
+        raise ValueError("a dtype that is never stored")
+    return Stored(dtype, bits, shape, begin + first, begin + last)

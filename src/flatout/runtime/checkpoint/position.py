@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flatout.records.errors import CallerMistake
-from flatout.runtime.checkpoint.random_states import put_back, random_states
+from flatout.runtime.checkpoint.random_states import as_bytes, as_state, put_back, random_states
 
 
 class Loader:
@@ -184,14 +184,14 @@ class _Numbers:
 
     def now(self) -> dict[str, Any]:
         """Where they stand."""
-        states = [bytes(generator.get_state().untyped_storage()) for generator in self._own]
+        states = [as_bytes(generator.get_state()) for generator in self._own]
         return {**random_states(self._torch), "generators": states}
 
     def put_back(self, numbers: dict[str, Any]) -> None:
         """To where they stood."""
         put_back(self._torch, numbers)
         for generator, state in zip(self._own, numbers["generators"], strict=False):
-            generator.set_state(self._torch.frombuffer(bytearray(state), dtype=self._torch.uint8))
+            generator.set_state(as_state(self._torch, state))
 
 
 def _follow_sampler(torch: Any, loader: Any, numbers: _Numbers) -> "_Sampler | _NoSampler":

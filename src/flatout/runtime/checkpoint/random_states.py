@@ -7,21 +7,21 @@ from typing import Any
 
 def random_states(torch: Any) -> dict[str, Any]:
     """Python's, NumPy's, torch's, and those of every GPU that was used: plain data, which can be compared."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": _bytes(torch.get_rng_state())}
+    states: dict[str, Any] = {"python": random.getstate(), "torch": as_bytes(torch.get_rng_state())}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
         states["numpy"] = (name, keys.tolist(), *rest)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         devices = range(torch.cuda.device_count())
-        states["cuda"] = [_bytes(torch.cuda.get_rng_state(device)) for device in devices]
+        states["cuda"] = [as_bytes(torch.cuda.get_rng_state(device)) for device in devices]
     return states
 
 
 def put_back(torch: Any, states: dict[str, Any]) -> str:
     """All of them; a word where a GPU's could not be, since there are fewer."""
     random.setstate(states["python"])
-    torch.set_rng_state(_tensor(torch, states["torch"]))
+    torch.set_rng_state(as_state(torch, states["torch"]))
     if "numpy" in states:
         import numpy as np
 
@@ -29,13 +29,15 @@ def put_back(torch: Any, states: dict[str, Any]) -> str:
     cuda = states.get("cuda", ())
     count = torch.cuda.device_count() if cuda and torch.cuda.is_available() else 0
     for device, state in enumerate(cuda[:count]):
-        torch.cuda.set_rng_state(_tensor(torch, state), device)
+        torch.cuda.set_rng_state(as_state(torch, state), device)
     return f"random numbers of {len(cuda)} GPUs, and there are {count}" if count < len(cuda) else ""
 
 
-def _bytes(state: Any) -> bytes:
+def as_bytes(state: Any) -> bytes:
+    """A generator's state as plain data."""
     return bytes(state.untyped_storage())
 
 
-def _tensor(torch: Any, state: bytes) -> Any:
+def as_state(torch: Any, state: bytes) -> Any:
+    """And as the tensor that generators want."""
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

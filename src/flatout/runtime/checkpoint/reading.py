@@ -14,7 +14,7 @@ from flatout.runtime.checkpoint.sharding import Part, Sharded, is_sharded
 from flatout.runtime.checkpoint.store import PARTS_FILE, STATE_FILE, Stored, read_manifest
 
 _OLDER = "resume from an older one"
-_NONSENSE = (OSError, ValueError, KeyError, TypeError, IndexError, BadFile, RecursionError)
+_NONSENSE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, BadFile, RecursionError)
 
 
 def read_state(torch: Any, stored: Stored, *, rank: int = 0, trust: bool = False) -> dict[str, Any]:
