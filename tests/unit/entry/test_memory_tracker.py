@@ -1,6 +1,7 @@
 """What a loop leaves behind, as `flatout.MemoryTracker` tells it."""
 
 import collections
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +21,8 @@ STEPS = 200
 
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To search among all objects of a process that runs thousands of tests."""
+    """To search among all objects of a process that runs thousands of tests, none of which is let go in a loop."""
+    gc.collect()
     monkeypatch.setattr(retention, "SECONDS", 60.0)
     monkeypatch.setattr(left_behind, "_GRAPHS_S", 60.0)
 
@@ -146,7 +148,7 @@ def test_few_steps_are_too_few_to_tell() -> None:
 def test_without_a_block_and_before_the_end() -> None:
     tracker, kept = flatout.MemoryTracker(), []
     for _ in range(60):
-        kept.append(torch.ones(4096))  # in the loop
+        kept.append(torch.ones(1 << 16))  # in the loop
         tracker.step()
     report = tracker.report()
     assert report.holders[0].name == "kept[...]"
@@ -161,7 +163,7 @@ def test_the_holder_is_known_after_its_function_has_returned() -> None:
         of_train = []
         with flatout.MemoryTracker() as tracker:
             for _ in range(60):
-                of_train.append(torch.ones(4096))
+                of_train.append(torch.ones(1 << 16))
                 tracker.step()
         return tracker
 
@@ -174,7 +176,7 @@ def test_an_error_in_the_loop_passes_and_the_report_is_there() -> None:
     def train() -> None:
         with tracker:
             for number in range(60):
-                kept.append(torch.ones(4096))
+                kept.append(torch.ones(1 << 16))
                 tracker.step()
                 assert 1 / (59 - number)
 
