@@ -219,7 +219,7 @@ def test_of_several_ranks_the_one_that_failed_first_is_named(place: Place, fault
         "    torch.distributed.all_reduce(model.weight.grad)\n"
         "    optimizer.step()\n"
         "    time.sleep(0.02)\n"
-        "    if step == 30: time.sleep(1)\n"  # what happened until then is written down by the killed rank, too
+        "    if step == 30: time.sleep(1)\n"  # a rank that is killed has written by then
         f"    if step == 30 and torch.distributed.get_rank() == 1: {fault}\n"
     )
     done = place.flatout(*PROFILE, *torchrun("train.py"), COLUMNS="200")

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Run
 
 TRAINS = """
@@ -39,6 +41,7 @@ def test_the_knee_was_run_and_nothing_else_is_named(flatout: Run, tmp_path: Path
     assert f"batch {found['best']}:" in flatout("report", found["run"]).stdout
 
 
+@pytest.mark.full
 def test_a_batch_that_cannot_be_changed(flatout: Run, tmp_path: Path) -> None:
     fixed = TRAINS.replace(
         "torch.utils.data.DataLoader(data, batch_size=chosen.batch_size)", "[data[:4]] * 1000"

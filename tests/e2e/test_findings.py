@@ -74,10 +74,11 @@ Trainer().train(300)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(BEGIN + PLANTED["F505"].rstrip() + "  # here\n", marks=pytest.mark.full),
+        BEGIN + PLANTED["F505"].rstrip() + "  # here\n",
         BEGIN + TRAINER,
     ],
 )

@@ -74,6 +74,7 @@ def test_what_a_training_step_holds(flatout: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "model.pt").exists()
 
 
+@pytest.mark.full
 def test_mixed_precision_with_loss_scaling(flatout: Run, tmp_path: Path) -> None:
     found = fitted(
         flatout,
@@ -92,11 +93,13 @@ def test_mixed_precision_with_loss_scaling(flatout: Run, tmp_path: Path) -> None
     assert found["parts"]["parameters"] == pytest.approx(PARAMETERS, rel=1e-4)
 
 
+@pytest.mark.full
 def test_what_depends_on_values_is_named(flatout: Run, tmp_path: Path) -> None:
     found = fitted(flatout, tmp_path, forward="keep = x[:, 0] > 0; loss = model(x[keep]).square().mean()")
     assert any("train.py:" in note and "counted at its largest" in note for note in found["notes"])
 
 
+@pytest.mark.full
 def test_what_is_compiled_is_counted_as_written(flatout: Run, tmp_path: Path) -> None:
     found = fitted(flatout, tmp_path, before="model = torch.compile(model)")
     assert any("train.py:" in note and "compiled" in note for note in found["notes"])

@@ -124,6 +124,7 @@ def test_a_tool_that_is_not_there_is_said_before_anything_runs(place: Place, too
     assert not (place.work / ".flatout" / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_tool_that_leaves_nothing_is_said_below_the_profile(place: Place, tools: dict[str, str]) -> None:
     place.script(ENDLESS)
     done = place.flatout(*SHORT, "--nsys", "train.py", **{**tools, "RECORDED": ""})
@@ -142,6 +143,7 @@ def test_a_tool_that_does_not_start_the_job_is_at_fault_and_not_the_job(
     assert "unrecognised option" in done.stderr
 
 
+@pytest.mark.full
 def test_a_report_that_cannot_be_exported_is_said(place: Place, tools: dict[str, str]) -> None:
     place.script(ENDLESS)
     done = place.flatout(*SHORT, "--nsys", "train.py", **tools, CANNOT_EXPORT="the importer is missing")
@@ -149,6 +151,7 @@ def test_a_report_that_cannot_be_exported_is_said(place: Place, tools: dict[str,
     assert "nsys could not export its report: the importer is missing" in done.stderr
 
 
+@pytest.mark.full
 def test_counters_that_ncu_may_not_read_are_the_machines_fault(place: Place, tools: dict[str, str]) -> None:
     place.script(ENDLESS)
     refused = place.work.parent / "refused.csv"

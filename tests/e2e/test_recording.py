@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flatout.records.plan import Choice, Fingerprint, Plan
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import ENDLESS, QUICK
@@ -93,6 +95,7 @@ def test_a_script_that_dies_under_the_profiler_has_its_profile(flatout: Run, tmp
     assert found["mfu"]["flops_per_step"]
 
 
+@pytest.mark.full
 def test_a_script_that_breaks_under_the_profiler_has_its_profile(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BREAKS_UNDER_A_PROFILER)
     done = flatout("profile", "--json", "--no-limits", "--steps", "20", "train.py")

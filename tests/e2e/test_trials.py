@@ -276,6 +276,7 @@ for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
 """
 
 
+@pytest.mark.full
 def test_the_sweep_finds_that_workers_help_a_slow_data_set(place: Place) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("on one core the sweep tries one worker at most")

@@ -163,6 +163,7 @@ def ran(place: Place, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_attention_by_hand(place: Place) -> None:
     place.script(ATTENTION)
     found = tuned(place, "--only", "attention", "train.py")

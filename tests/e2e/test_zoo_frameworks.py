@@ -107,7 +107,13 @@ def left_in(folder: Path) -> dict[str, int]:
     }
 
 
-RARE = {"lightning-checkpoints", "accelerate-launch-one", "accelerate-launch-two", "accelerate-accumulation"}
+RARE = {
+    "accelerate",
+    "lightning-checkpoints",
+    "accelerate-launch-one",
+    "accelerate-launch-two",
+    "accelerate-accumulation",
+}
 
 
 @pytest.mark.parametrize(

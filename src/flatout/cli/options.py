@@ -69,6 +69,25 @@ class Output:
             yield step
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """`90`, `90s`, `5m` or `1h`, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        number, unit = (value[:-1], value[-1]) if value[-1:] in "smh" and len(value) > 1 else (value, "s")
+        try:
+            seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        except ValueError:
+            self.fail(f"{value!r} is no duration: 90s, 5m and 1h are", param, ctx)
+        if not seconds > 0:
+            self.fail("it must be more than nothing", param, ctx)
+        return seconds
+
+
 class Size(click.ParamType):  # type: ignore[type-arg]
     """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes."""
 

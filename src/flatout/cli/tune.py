@@ -7,29 +7,10 @@ import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Output, Size, common_options
+from flatout.cli.options import Duration, Output, Size, common_options
 
 if TYPE_CHECKING:
     from flatout.runtime.command import JobCommand
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """`90`, `90s`, `5m` or `1h`, as seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        if isinstance(value, int | float):
-            return float(value)
-        number, unit = (value[:-1], value[-1]) if value[-1:] in "smh" and len(value) > 1 else (value, "s")
-        try:
-            seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-        except ValueError:
-            self.fail(f"{value!r} is no duration: 90s, 5m and 1h are", param, ctx)
-        if not seconds > 0:
-            self.fail("it must be more than nothing", param, ctx)
-        return seconds
 
 
 def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,10 @@ def _arm(torch: ModuleType) -> None:
             from flatout.memory.imagined.world import imagine
 
             imagine(torch, session.folder())
+        if session.order.protect:
+            from flatout.runtime.protect.guest import protect
+
+            protect(torch, session.order, session.facts)
     except Exception as error:  # noqa: BLE001 - a session that cannot start must not stop the job
         _note_failure(error)
 

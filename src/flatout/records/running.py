@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.protection import Protected
 from flatout.records.unknown import fill_reasons
 
 
@@ -65,6 +66,8 @@ class JobRun:
     alarms: tuple[Alarm, ...] = ()
     recordings: tuple[str, ...] = ()
     cleanups: Cleanups = Cleanups()
+    # Of a job that was protected.
+    protection: Protected | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

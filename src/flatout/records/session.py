@@ -127,6 +127,8 @@ class Order:
     same_random: bool = False
     # Data sets draw the same random numbers in workers as in the loop.
     same_samples: bool = False
+    # Save as it goes, and come back to where it was: a `records.protection.Protection`, as plain data.
+    protect: dict[str, Any] | None = None
     # What trackers write offline during a trial.
     aside: str | None = None
     # Where writes go when no file system overlay protects the user's files.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from flatout.records.plan import Plan
+from flatout.records.protection import Protected
 from flatout.records.running import JobRun
 from flatout.records.words import memory_size, percent, three_digits
 from flatout.report.plain import inert, line
@@ -45,5 +46,20 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.cleanups.evaluations:
         freed, times = memory_size(done.cleanups.freed_bytes), done.cleanups.evaluations
         console.print(line(f"flatout: gave {freed} of cached memory back before {times} evaluations"))
+    if done.protection is not None:
+        console.print(line(f"flatout: {inert(_protection(done, done.protection))}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
+
+
+def _protection(done: JobRun, found: Protected) -> str:
+    """Whether the work is safe, and what to do next."""
+    if found.problem:
+        return f"protection: {found.problem}"
+    if done.exit_code == 0:
+        times = f"saved {found.saved} times on the way" if found.saved else "too short to be saved on the way"
+        return f"protected: {times}; it has ended, and nothing is kept"
+    if found.saved_at is None and found.resumed_at is None:
+        return "it ended before anything was saved"
+    at = found.saved_at if found.saved_at is not None else found.resumed_at
+    return f"saved at update {at}; start the same command again to go on from there"

@@ -35,6 +35,8 @@ class Stop:
         self._found: dict[int, Any] = {}
         self._calls = 0
         self._stop_at: int | None = None
+        # While there is nothing to save, a signal does what it would do without us.
+        self.at_once = False
 
     # Signals
 
@@ -63,6 +65,10 @@ class Stop:
         self.signal = self.asked_at = self._stop_at = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
+        if self.at_once and self._found.get(number) in (signal.SIG_DFL, signal.default_int_handler):
+            self.leave()
+            signal.raise_signal(number)
+            return
         again = self.signal is not None
         if not again:
             self.signal, self.asked_at = number, time.monotonic()

@@ -11,6 +11,7 @@ from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.memory.autopsy import restart_with
 from flatout.records.autopsy import Autopsy
 from flatout.records.plan import Fingerprint, Plan
+from flatout.records.protection import Protected, Protection
 from flatout.records.running import Alarm, Cleanups, Continued, JobRun
 from flatout.records.session import TAPS
 from flatout.records.trial import Shield, Trial
@@ -39,6 +40,7 @@ def run_job(
     watch_every: int = 0,
     on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
     again: bool = False,
+    protect: Protection | None = None,
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
     place = folder / (JOB_AGAIN_FOLDER if again else JOB_FOLDER)
@@ -50,13 +52,27 @@ def run_job(
             "pair_updates": 1,
             "watch_every": watch_every,
             "taps": (*TAPS, "autopsy", "cleanup"),
+            "protect": dataclasses.asdict(protect) if protect is not None else None,
         },
         output_to_stderr=output_to_stderr,
         environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
         on_alarm=on_alarm,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
-    return _job_run(plan, command, run, place, ending, seen)
+    done = _job_run(plan, command, run, place, ending, seen)
+    return _protected(done, protect, place) if protect is not None else done
+
+
+def _protected(done: JobRun, wish: Protection, place: Path) -> JobRun:
+    """With how its protection went; a life that goes on in the middle has no first steps to compare."""
+    ranks = read_ranks(place)
+    told = (ranks[0].about.get("protection") or {}) if ranks else {}
+    known = {field.name for field in dataclasses.fields(Protected)}
+    found = Protected(folder=wish.folder, **{name: value for name, value in told.items() if name in known})
+    guard = done.guard
+    if guard is not None and found.resumed_at is not None:
+        guard = Continued(verdict="unknown", steps=0, reason=f"it went on after update {found.resumed_at}")
+    return dataclasses.replace(done, protection=found, guard=guard)
 
 
 def plan_after(plan: Plan, found: Autopsy) -> Plan | None:

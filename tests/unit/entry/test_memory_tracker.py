@@ -21,7 +21,7 @@ STEPS = 200
 
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To search among all objects of a process that runs thousands of tests, none of which is let go in a loop."""
+    """To search among all objects of a process that runs thousands of tests; none is let go in a loop."""
     gc.collect()
     monkeypatch.setattr(retention, "SECONDS", 60.0)
     monkeypatch.setattr(left_behind, "_GRAPHS_S", 60.0)

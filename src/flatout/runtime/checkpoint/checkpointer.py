@@ -76,7 +76,7 @@ class Checkpointer:
         self._keep = keep
         self._trust = trust
         self._parts = _with_state(parts)
-        self.loader = Loader(torch, loader) if loader is not None else None
+        self.loader: Any = Loader(torch, loader) if loader is not None else None
         self._memory = SharedMemory()
         self._copier = Copier(torch, self._memory)
         self._writer = Writer(self._memory)
@@ -110,9 +110,9 @@ class Checkpointer:
                 self.save(step)
             self.wait()
             raise Stopped(current().exit_code)
-        if self._problem:
-            sys.stderr.write(f"flatout: a checkpoint could not be written: {self._problem}\n")
-            self._problem = ""
+        problem = self.problem()
+        if problem:
+            sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
         if not self._every or step % self._every or step == self._saved_step:
             return False
         self.save(step)
@@ -166,6 +166,11 @@ class Checkpointer:
                 parts.setdefault(file, {})[name] = part.plain()
             texts[ranks.name(PARTS_FILE)] = json.dumps(parts)
         return texts
+
+    def problem(self) -> str:
+        """What went wrong with a checkpoint since this was last asked, or ""."""
+        problem, self._problem = self._problem, ""
+        return problem
 
     @property
     def is_saving(self) -> bool:

@@ -22,7 +22,7 @@ class Loader:
     def __init__(self, torch: Any, loader: Any) -> None:
         self._torch = torch
         self._loader = loader
-        self._numbers = _Numbers(torch, loader)
+        self._numbers = Numbers(torch, loader)
         self._sampler = _follow_sampler(torch, loader, self._numbers)
         self._workers = _Workers(torch, loader)
         # Batches of this pass that the loop has had, and passes that are over.
@@ -114,7 +114,7 @@ class _Sampler:
 
     can_skip = True
 
-    def __init__(self, sampler: Any, numbers: "_Numbers") -> None:
+    def __init__(self, sampler: Any, numbers: "Numbers") -> None:
         self._real = sampler
         self._numbers = numbers
         self._state: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class _NoSampler:
         return {}
 
 
-class _Numbers:
+class Numbers:
     """Random numbers of the process, and of generators that the loader and its sampler have of their own."""
 
     def __init__(self, torch: Any, loader: Any) -> None:
@@ -190,11 +190,15 @@ class _Numbers:
     def put_back(self, numbers: dict[str, Any]) -> None:
         """To where they stood."""
         put_back(self._torch, numbers)
-        for generator, state in zip(self._own, numbers["generators"], strict=False):
+        self.put_back_own(numbers["generators"])
+
+    def put_back_own(self, states: list[bytes]) -> None:
+        """Those of the loader and its sampler alone."""
+        for generator, state in zip(self._own, states, strict=False):
             generator.set_state(as_state(self._torch, state))
 
 
-def _follow_sampler(torch: Any, loader: Any, numbers: _Numbers) -> "_Sampler | _NoSampler":
+def _follow_sampler(torch: Any, loader: Any, numbers: Numbers) -> "_Sampler | _NoSampler":
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return _NoSampler()
     name = "batch_sampler" if loader.batch_sampler is not None else "sampler"

@@ -87,7 +87,8 @@ def trained(folder: Path, how: str, ranks: int, steps: int, *stop: str) -> list[
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.full), "fsdp"])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_ranks_go_on_bit_for_bit_and_others_load_what_they_saved(tmp_path: Path, how: str) -> None:
     whole = trained(tmp_path / "whole", how, 2, 14)
     kept = tmp_path / "kept"

@@ -268,7 +268,10 @@ def losses(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("workers", "kills"), [(0, (0.0, 0.02, 0.05, 0.1, 0.2)), (2, (0.05, 0.2, 0.5))])
+@pytest.mark.parametrize(
+    ("workers", "kills"),
+    [(0, (0.0, 0.02, 0.05, 0.1, 0.2)), pytest.param(2, (0.05, 0.2, 0.5), marks=pytest.mark.full)],
+)
 def test_killed_again_and_again_it_learns_what_it_would_have(
     tmp_path: Path,
     workers: int,

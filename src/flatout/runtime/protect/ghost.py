@@ -1,0 +1,151 @@
+"""A loop that is run again without its work: models, passes backward and updates are void.
+
+A model called with what it was called with before (shapes, types, mode) gives the output that it gave then.
+"""
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from flatout.inside.tap import Patch, undo_all, unseen
+
+# Outputs that are kept to be given again.
+_MOST = 256
+_MOST_BYTES = 2 << 30
+
+
+class Ghost:
+    """Makes a training loop cost next to nothing, until it is told to be real."""
+
+    def __init__(self, torch: Any, optimizers: Callable[[], list[Any]]) -> None:
+        self._torch = torch
+        self._tree = importlib.import_module("torch.utils._pytree")
+        self._optimizers = optimizers
+        self._thread = threading.get_ident()
+        self._inside = False
+        self._outputs: dict[Any, Any] = {}
+        self._bytes = 0
+        self._gradients: dict[Any, Any] = {}
+        self._patches: list[Patch] = []
+        # Called before the first thing that is void.
+        self.on_first: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        """From now on."""
+        torch = self._torch
+        module, autograd, scaler = torch.nn.Module, torch.autograd, torch.amp.GradScaler
+        self._patches = [
+            Patch(module, "__call__", self._call(module.__call__)),
+            Patch(autograd, "backward", self._backward(autograd.backward)),
+            Patch(autograd, "grad", self._grad(autograd.grad)),
+            Patch(scaler, "unscale_", lambda *_args, **_kwargs: None),
+            Patch(scaler, "update", lambda *_args, **_kwargs: None),
+        ]
+
+    def end(self) -> None:
+        """Everything is real again."""
+        undo_all(self._patches)
+        self._outputs.clear()
+        self._gradients.clear()
+
+    def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        """Instead of an update: only what the script does in it."""
+        result = None
+        if closure is not None:
+            with self._torch.enable_grad():
+                result = closure()
+        optimizer._opt_called = True  # noqa: SLF001 - schedulers warn of updates that were never made
+        return result
+
+    def _call(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        ghost = self
+
+        @functools.wraps(real)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if ghost._inside or threading.get_ident() != ghost._thread:
+                return real(module, *args, **kwargs)
+            if ghost.on_first is not None:
+                ghost.on_first()
+                ghost.on_first = None
+            key = ghost._key(module, args, kwargs)
+            if key in ghost._outputs:
+                return ghost._again(ghost._outputs[key])
+            ghost._inside = True
+            try:
+                # Ranks that have seen different shapes would call each other in vain.
+                is_spread = type(module).__name__ == "DistributedDataParallel"
+                output = real(module.module if is_spread else module, *args, **kwargs)
+            finally:
+                ghost._inside = False
+            ghost._keep(key, output)
+            return output
+
+        return unseen(__call__)
+
+    def _key(self, module: Any, args: Any, kwargs: Any) -> Any:
+        leaves, shape = self._tree.tree_flatten((args, kwargs))
+        return (
+            id(module),
+            module.training,
+            self._torch.is_grad_enabled(),
+            str(shape),
+            tuple(self._kind(leaf) for leaf in leaves),
+        )
+
+    def _kind(self, leaf: Any) -> Any:
+        if isinstance(leaf, self._torch.Tensor):
+            return tuple(leaf.shape), leaf.dtype, leaf.device.type
+        if leaf is None or isinstance(leaf, bool | int | float | str):
+            return leaf
+        return type(leaf)
+
+    def _keep(self, key: Any, output: Any) -> None:
+        tensor = self._torch.Tensor
+        leaves, shape = self._tree.tree_flatten(output)
+        if not all(one is None or isinstance(one, tensor | bool | int | float | str) for one in leaves):
+            return
+        size = sum(one.numel() * one.element_size() for one in leaves if isinstance(one, tensor))
+        if len(self._outputs) >= _MOST or self._bytes + size > _MOST_BYTES:
+            return
+        self._bytes += size
+        kept = [
+            (one.detach().clone().requires_grad_(one.requires_grad)) if isinstance(one, tensor) else one
+            for one in leaves
+        ]
+        self._outputs[key] = (kept, shape)
+
+    def _again(self, kept: tuple[list[Any], Any]) -> Any:
+        """Not the kept tensors themselves: the script may write into what it is given."""
+        leaves, shape = kept
+        tensor = self._torch.Tensor
+        fresh = [one.clone() if isinstance(one, tensor) else one for one in leaves]
+        return self._tree.tree_unflatten(fresh, shape)
+
+    def _backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        ghost = self
+
+        @functools.wraps(real)
+        def backward(*_args: Any, **_kwargs: Any) -> None:
+            """Gradients are there, as scripts expect, and are nothing."""
+            zeros, kept = ghost._torch.zeros_like, ghost._gradients
+            for optimizer in ghost._optimizers():
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is None and parameter.requires_grad:
+                            if parameter not in kept:
+                                kept[parameter] = zeros(parameter)
+                            parameter.grad = kept[parameter]
+
+        return unseen(backward)
+
+    def _grad(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        ghost = self
+
+        @functools.wraps(real)
+        def grad(_outputs: Any, inputs: Any, *_args: Any, **_kwargs: Any) -> Any:
+            inputs = (inputs,) if isinstance(inputs, ghost._torch.Tensor) else tuple(inputs)
+            return tuple(ghost._torch.zeros_like(one, requires_grad=True) for one in inputs)
+
+        return unseen(grad)

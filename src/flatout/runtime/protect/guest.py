@@ -1,0 +1,341 @@
+"""The life of a protected script, from inside: it comes back to where it was, is saved as it goes, and stops.
+
+A guest of the session: `entry` hands it over where the order asks for protection.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flatout.records.errors import FlatoutError
+from flatout.records.protection import Protection
+from flatout.records.session import Order
+from flatout.runtime.checkpoint.checkpointer import Checkpointer
+from flatout.runtime.checkpoint.plain import Apart, NotPlain, Together
+from flatout.runtime.checkpoint.ranks import named_of
+from flatout.runtime.checkpoint.store import STATE_FILE, Stored, newest_complete
+from flatout.runtime.protect.found import Found, look_around
+from flatout.runtime.protect.ghost import Ghost
+from flatout.runtime.protect.journal import Journal, Lines, Replay
+from flatout.runtime.protect.loaders import Loaders
+from flatout.runtime.protect.loads import Loads
+from flatout.runtime.protect.parts import Bags
+from flatout.runtime.protect.quiet import Quiet
+from flatout.runtime.protect.reads import Reads
+from flatout.runtime.protect.updates import Updates
+from flatout.runtime.protect.verifying import Verifying
+from flatout.runtime.stopping import Stopped, current, stop_requested
+
+EXIT_CANNOT_GO_ON = 93
+# Updates after each checkpoint of which a checksum is noted, for whoever comes back to it.
+_PROVEN = 2
+
+
+def protect(torch: Any, order: Order, facts: dict[str, Any]) -> None:
+    """Protect this process, if it is the one that trains: the first of its rank, and nobody's worker."""
+    if multiprocessing.parent_process() is not None:
+        return
+    with contextlib.suppress(FileExistsError):
+        (Path(order.folder) / f"protected-{_rank()}").touch(exist_ok=False)
+        Protected(torch, order, facts).install()
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class Protected:
+    """One process of a protected training."""
+
+    def __init__(self, torch: Any, order: Order, facts: dict[str, Any]) -> None:
+        assert order.protect is not None
+        self._torch = torch
+        self._wish = Protection(**order.protect)
+        self._facts = facts
+        self._rank = _rank()
+        self._folder = Path(self._wish.folder)
+        self._journal_path = self._folder / f"journal-{self._rank}.jsonl"
+        self._updates = 0
+        self._saved_at = -_PROVEN - 1
+        self._saved_s = time.monotonic()
+        self._checkpointer: Checkpointer | None = None
+        self._bags = Bags(torch)
+        self._gates = Updates(torch, self._updated)
+        self._reads = Reads(torch)
+        self._loaders = Loaders(torch)
+        self._quiet = Quiet(torch)
+        self._loads = Loads(torch)
+        self._ghost: Ghost | None = None
+        self._replay: Replay | None = None
+        self._verifying = Verifying()
+        self._target = 0
+        self._about: dict[str, Any] = {}
+        self._stored: Stored | None = None
+        self._began_s = time.monotonic()
+
+    # Beginning
+
+    def install(self) -> None:
+        """Find out whether there is something to come back to, and get ready."""
+        self._facts["protection"] = {"resumed_at": None, "saved": 0}
+        found = newest_complete(self._folder, self._tell_of_damage)
+        if found is not None:
+            self._stored = found[0]
+            self._about = self._read_about(found[0])
+            self._target = self._about["updates"]
+        lines = Lines(self._journal_path)
+        self._verifying.against(lines.cut(self._target))
+        self._gates.install()
+        self._reads.install()
+        self._loaders.install()
+        self._quiet.install(self._about.get("files"))
+        if self._target:
+            self._come_back(lines)
+        else:
+            self._reads.journal = Journal(self._journal_path)
+        self._loads.install(self._about.get("loads"), self._has_its_own_way)
+        stop = current()
+        stop.at_once = True  # nothing to save yet
+        stop.listen()
+
+    def _come_back(self, lines: Lines) -> None:
+        self._replay = self._reads.replay = Replay(lines.reads)
+        self._ghost = Ghost(self._torch, self._gates.optimizers)
+        self._ghost.on_first = self._quiet.close
+        self._ghost.install()
+        self._gates.void = self._ghost.step
+        self._loaders.come_back_to(self._about["loaders"])
+        self._before_hook = sys.excepthook
+        sys.excepthook = self._failed_on_the_way
+        atexit.register(self._ended_on_the_way)
+
+    def _read_about(self, stored: Stored) -> dict[str, Any]:
+        """The small part of a checkpoint, which must be known before the script begins."""
+        own = named_of(self._rank, STATE_FILE)
+        path = stored.path / own
+        plain = json.loads(path.read_bytes())
+        if "loader" not in plain:
+            plain = json.loads((stored.path / STATE_FILE).read_bytes())
+        together = Together(self._torch, lambda _ref: None)
+        about: dict[str, Any] = together.state({"loader": plain["loader"]})["loader"]
+        return about
+
+    # Each update
+
+    def _updated(self) -> None:
+        self._updates += 1
+        if self._ghost is not None:
+            assert self._replay is not None
+            self._replay.updated(self._updates)
+            if self._updates == self._target:
+                self._arrive(sys._getframe(1))  # noqa: SLF001
+            return
+        if self._gates.in_backward:
+            self._give_up(
+                "updates are made inside of passes backward, which cannot be run again without them"
+            )
+            return
+        current().at_once = False
+        proof = ""
+        if self._updates - self._saved_at <= _PROVEN or self._verifying.wants_proof(self._updates):
+            proof = self._proof()
+        journal = self._reads.journal
+        if journal is None:
+            return
+        reads = journal.updated(self._updates, proof)
+        word = self._verifying.updated(self._updates, reads, proof)
+        if word:
+            self._facts["protection"]["verified"] = word
+            self._quiet.say(word)
+        if stop_requested():
+            self._stop()
+        elif self._is_due():
+            self._save()
+
+    def _is_due(self) -> bool:
+        if self._wish.every_updates:
+            return self._updates % self._wish.every_updates == 0
+        if self._wish.every_s:
+            return time.monotonic() - self._saved_s >= self._wish.every_s
+        return False
+
+    def _stop(self) -> None:
+        self._save()
+        assert self._checkpointer is not None
+        self._checkpointer.wait()
+        self._quiet.say(f"saved at update {self._updates}; start the same command again to go on")
+        raise Stopped(current().exit_code)
+
+    # Saving
+
+    def _save(self) -> None:
+        began = time.monotonic()
+        self._look(sys._getframe(1))  # noqa: SLF001
+        checkpointer = self._begin_checkpoints()
+        about = self._facts["protection"]
+        try:
+            checkpointer.save(self._updates)
+        except FlatoutError as error:
+            about["problem"] = str(error)
+            self._quiet.say(f"this update could not be saved: {error}")
+        problem = checkpointer.problem()
+        if problem:
+            about["problem"] = problem
+            self._quiet.say(f"a checkpoint could not be written: {problem}")
+        self._saved_at, self._saved_s = self._updates, time.monotonic()
+        about["saved"] += 1
+        about["saved_at"] = self._updates
+        about["stall_s"] = max(about.get("stall_s", 0.0), time.monotonic() - began)
+
+    def _begin_checkpoints(self) -> Checkpointer:
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(self._folder, every=None, keep=2, **self._bags.parts())
+            self._checkpointer.loader = _Place(self._state)
+        return self._checkpointer
+
+    def _state(self) -> dict[str, Any]:
+        """What each rank must know before its script begins."""
+        return {
+            "updates": self._updates,
+            "loaders": self._loaders.state(),
+            "files": self._quiet.sizes(),
+            "loads": self._loads.seen,
+        }
+
+    def _look(self, frame: Any) -> Found:
+        found = look_around(self._torch, frame)
+        left_out = self._bags.hold(found, self._gates.optimizers(), self._is_plain)
+        if left_out:
+            self._facts["protection"]["left_out"] = left_out
+        return found
+
+    def _is_plain(self, state: Any) -> bool:
+        try:
+            Apart(self._torch).take({"state": state})
+        except (NotPlain, ValueError):
+            return False
+        return True
+
+    def _proof(self) -> str:
+        """A checksum of some of what is learned: it looks at a few thousand numbers."""
+        digest = hashlib.blake2b(digest_size=8)
+        torch = self._torch
+        parameters = [
+            one
+            for optimizer in self._gates.optimizers()
+            for group in optimizer.param_groups
+            for one in group["params"]
+        ]
+        for one in parameters[:: max(1, len(parameters) // 8)]:
+            local = one.detach()
+            local = local.to_local() if hasattr(local, "to_local") else local
+            part = local.reshape(-1)[:4096].contiguous().cpu()
+            digest.update(bytes(part.view(torch.uint8).untyped_storage()) if part.numel() else b"")
+        return digest.hexdigest()
+
+    # Coming back
+
+    def _arrive(self, frame: Any) -> None:
+        """At the place that was saved: give everything its state."""
+        assert self._ghost is not None
+        assert self._replay is not None
+        assert self._stored is not None
+        try:
+            self._look(frame)
+            self._quiet.open()
+            self._begin_checkpoints().resume(self._stored.path)
+            missing = self._bags.missing
+        except FlatoutError as error:
+            self._refuse(str(error))
+        if missing:
+            self._refuse(f"there is no {', '.join(missing[:3])} at this place of the script, and there was")
+        self._loaders.arrived()
+        strange = self._replay
+        self._ghost.end()
+        self._ghost = self._replay = self._reads.replay = self._gates.void = None
+        sys.excepthook = self._before_hook
+        self._reads.journal = Journal(self._journal_path)
+        took_s = time.monotonic() - self._began_s
+        self._saved_at = self._updates
+        self._facts["protection"] |= {"resumed_at": self._updates, "came_back_s": took_s}
+        self._quiet.say(f"goes on after update {self._updates}, {took_s:.1f} s after its start")
+        if strange.strange:
+            word = (
+                f"on the way here it read {strange.strange} numbers that it had not read before, "
+                f"first at {strange.strange_place}: what it made of them may differ"
+            )
+            self._facts["protection"]["strange"] = word
+            self._quiet.say(word)
+        current().at_once = False
+
+    def _has_its_own_way(self, path: str) -> None:
+        """The script loads what it did not load in its first life: it resumes by itself."""
+        if self._ghost is None:
+            return
+        self._quiet.say(
+            f"the script begins from {path}, which it did not in its first life: it goes on by itself, "
+            "and what was saved here is left alone. To go on from there instead, move that file away."
+        )
+        self._leave_off()
+
+    def _leave_off(self) -> None:
+        if self._ghost is not None:
+            self._ghost.end()
+            if not self._quiet.is_open:
+                self._quiet.open()
+        self._ghost = self._replay = self._reads.replay = self._gates.void = None
+        self._gates.stop()
+        self._reads.stop()
+        self._loaders.stop()
+        self._quiet.stop()
+        current().leave()
+
+    def _give_up(self, why: str) -> None:
+        self._facts["protection"]["problem"] = why
+        self._quiet.say(f"not protected: {why}")
+        self._leave_off()
+
+    def _failed_on_the_way(self, kind: Any, error: Any, trace: Any) -> None:
+        self._quiet.open()
+        self._before_hook(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt):
+            self._ghost = None
+            return
+        self._refuse(
+            f"the script failed on its way back to update {self._target}, in which it did not before"
+        )
+
+    def _ended_on_the_way(self) -> None:
+        if self._ghost is not None:
+            self._refuse(
+                f"the script ended after {self._updates} updates, on its way back to update {self._target}"
+            )
+
+    def _refuse(self, why: str) -> None:
+        """Without the script's own `finally`: what it would save now is nothing that it has learned."""
+        self._facts["protection"]["problem"] = why
+        self._quiet.say(
+            f"cannot go on from where it was: {why}. What was saved is untouched; --fresh begins anew."
+        )
+        os._exit(EXIT_CANNOT_GO_ON)
+
+    def _tell_of_damage(self, stored: Stored, problem: str) -> None:
+        self._quiet.say(f"{stored.path.name} cannot be used: {problem}")
+
+
+class _Place:
+    """Where each rank stands, for a checkpointer; it is read before the script begins."""
+
+    def __init__(self, state: Callable[[], dict[str, Any]]) -> None:
+        self.state_dict = state
+
+    def load_state_dict(self, state: dict[str, Any], *, as_many_ranks: bool) -> None:
+        """It has come there by now."""

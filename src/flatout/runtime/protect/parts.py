@@ -1,0 +1,153 @@
+"""What was found, in four bags that a checkpoint can hold: each by the name of the way to it."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from flatout.runtime.checkpoint.random_states import as_bytes, as_state
+from flatout.runtime.protect.found import Found
+
+# Outputs and the like beyond this are not worth their time: a loop looks at them once, if at all.
+_LARGEST_LOOSE = 256 << 20
+
+
+class _Bag:
+    def __init__(self, state: Callable[[], dict[str, Any]], load: Callable[[dict[str, Any]], None]) -> None:
+        self.state_dict = state
+        self.load_state_dict = load
+
+
+class Bags:
+    """Modules, optimizers, what else has a state, and loose tensors."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._found = Found()
+        self._optimizers: list[Any] = []
+        # Names that a checkpoint has, and that are not here.
+        self.missing: list[str] = []
+
+    def hold(self, found: Found, optimizers: list[Any], is_plain: Callable[[Any], bool]) -> list[str]:
+        """These, from now on; names of those that cannot be saved."""
+        self._found, self._optimizers = found, optimizers
+        known = {id(one) for one in optimizers}
+        found.stateful = {name: one for name, one in found.stateful.items() if id(one) not in known}
+        left_out = [name for name, one in found.stateful.items() if not is_plain(one.state_dict())]
+        for name in left_out:
+            del found.stateful[name]
+        loose = {
+            id(one): f"optimizer {at}, parameter {number}"
+            for at, optimizer in enumerate(optimizers)
+            for number, one in enumerate(_parameters(optimizer))
+        }
+        for one in found.modules.values():
+            for held in one.parameters():
+                loose.pop(id(held), None)
+        by_id = {id(one): one for optimizer in optimizers for one in _parameters(optimizer)}
+        found.tensors = {
+            **{name: one for name, one in found.tensors.items() if id(one) not in loose and _is_worth(one)},
+            **{name: by_id[key] for key, name in loose.items()},
+        }
+        return left_out
+
+    def parts(self) -> dict[str, Any]:
+        """For a checkpointer."""
+        return {
+            "modules": _Bag(self._modules, self._load_modules),
+            "optimizers": _Bag(self._optimizer_states, self._load_optimizers),
+            "others": _Bag(self._others, self._load_others),
+            "tensors": _Bag(self._tensors, self._load_tensors),
+        }
+
+    def _modules(self) -> dict[str, Any]:
+        return {name: _tensors_of(module) for name, module in self._found.modules.items()}
+
+    def _load_modules(self, state: dict[str, Any]) -> None:
+        for name, tensors in state.items():
+            module = self._found.modules.get(name)
+            own = _tensors_of(module) if module is not None else {}
+            for key, value in tensors.items():
+                if key in own and own[key].shape == value.shape:
+                    own[key].detach().copy_(value)
+                else:
+                    self.missing.append(f"{name}.{key}")
+
+    def _optimizer_states(self) -> dict[str, Any]:
+        return {str(at): one.state_dict() for at, one in enumerate(self._optimizers)}
+
+    def _load_optimizers(self, state: dict[str, Any]) -> None:
+        for at, saved in state.items():
+            if int(at) < len(self._optimizers):
+                self._optimizers[int(at)].load_state_dict(saved)
+            else:
+                self.missing.append(f"optimizer {at}")
+
+    def _others(self) -> dict[str, Any]:
+        states = {name: {"state": one.state_dict()} for name, one in self._found.stateful.items()}
+        numbers = {name: {"numbers": self._numbers(one)} for name, one in self._found.generators.items()}
+        return {**states, **numbers}
+
+    def _load_others(self, state: dict[str, Any]) -> None:
+        for name, saved in state.items():
+            if "state" in saved and name in self._found.stateful:
+                self._found.stateful[name].load_state_dict(saved["state"])
+            elif "numbers" in saved and name in self._found.generators:
+                self._put_back(self._found.generators[name], saved["numbers"])
+            else:
+                self.missing.append(name)
+
+    def _numbers(self, generator: Any) -> Any:
+        if isinstance(generator, self._torch.Generator):
+            return as_bytes(generator.get_state())
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        bits = getattr(generator, "bit_generator", None)
+        if bits is not None:
+            return bits.state
+        return generator.get_state(legacy=False)
+
+    def _put_back(self, generator: Any, numbers: Any) -> None:
+        if isinstance(generator, self._torch.Generator):
+            generator.set_state(as_state(self._torch, numbers))
+        elif isinstance(generator, random.Random):
+            generator.setstate(numbers)
+        elif hasattr(generator, "bit_generator"):
+            generator.bit_generator.state = numbers
+        else:
+            generator.set_state(numbers)
+
+    def _tensors(self) -> dict[str, Any]:
+        return {name: one.detach() for name, one in self._found.tensors.items()}
+
+    def _load_tensors(self, state: dict[str, Any]) -> None:
+        """Into tensors that are somebody's own; a part of a larger one may be a part of the data."""
+        for name, value in state.items():
+            own = self._found.tensors.get(name)
+            if own is None or own.shape != value.shape:
+                continue  # a variable that the loop has not set yet, or that another batch will fill
+            data = own.detach()
+            if data.untyped_storage().nbytes() == value.numel() * value.element_size():
+                data.copy_(value)
+
+
+def _tensors_of(module: Any) -> dict[str, Any]:
+    return {
+        **{f"{name}": one.detach() for name, one in module.named_parameters()},
+        **{f"{name}": one.detach() for name, one in module.named_buffers()},
+    }
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _is_worth(tensor: Any) -> bool:
+    return bool(
+        tensor.numel() * tensor.element_size() <= _LARGEST_LOOSE and tensor.layout is _strided(tensor)
+    )
+
+
+def _strided(tensor: Any) -> Any:
+    import torch
+
+    return torch.strided if not tensor.is_meta else None

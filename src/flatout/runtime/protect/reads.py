@@ -1,0 +1,118 @@
+"""The border at which a script looks into tensors: what it reads there is noted, or is what it was before.
+
+Reads by torch itself, inside of a model's call, and in other threads are none of the loop's.
+"""
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.runtime.protect.journal import Journal, Replay
+
+_OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
+# Larger arrays are looked at, not decided by.
+_LARGEST = 1024
+_UNKNOWN = ["?"]
+
+
+class Reads:
+    """Every read of the loop, one after the other."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.journal: Journal | None = None
+        self.replay: Replay | None = None
+        self._here = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
+        self._call = torch.nn.Module._call_impl.__code__  # noqa: SLF001
+        self._places: dict[tuple[CodeType, int], str] = {}
+        self._thread = threading.get_ident()
+        self._patches: list[Patch] = []
+        # A loader's worker inherits the patches, and nothing of what it reads is the loop's.
+        os.register_at_fork(after_in_child=self.stop)
+
+    def install(self) -> None:
+        """Begin to look."""
+        torch = self._torch
+        for owner, name in [
+            *((torch.Tensor, name) for name in _OF_TENSORS),
+            (torch.amp.GradScaler, "get_scale"),
+        ]:
+            self._patches.append(Patch(owner, name, self._looking(getattr(owner, name))))
+
+    def stop(self) -> None:
+        """No longer."""
+        self.journal = self.replay = None
+        undo_all(self._patches)
+
+    def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        reads = self
+
+        @functools.wraps(real)
+        def read(thing: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != reads._thread:
+                return real(thing, *args, **kwargs)
+            place = reads._place(sys._getframe(1))  # noqa: SLF001
+            if not place:
+                return real(thing, *args, **kwargs)
+            if reads.replay is not None:
+                found = reads.replay.read(place, lambda: _UNKNOWN)
+                return real(thing, *args, **kwargs) if found == _UNKNOWN else _value(found)
+            value = real(thing, *args, **kwargs)
+            if reads.journal is not None:
+                reads.journal.note(place, _plain(value))
+            return value
+
+        return unseen(read)
+
+    def _place(self, frame: FrameType) -> str:
+        """Where the script is, or "" if it is not the script."""
+        code, line = frame.f_code, frame.f_lineno
+        if code.co_filename.startswith(self._here):
+            return ""
+        above: FrameType | None = frame.f_back
+        while above is not None:
+            if above.f_code is self._call:
+                return ""
+            above = above.f_back
+        found = self._places.get((code, line))
+        if found is None:
+            found = self._places[code, line] = f"{Path(code.co_filename).name}:{line}"
+        return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it, and tell it apart."""
+    kind = type(value)
+    if kind in (int, float, bool):
+        return value
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind is list:
+        return {"list": value} if _count(value) <= _LARGEST else _UNKNOWN
+    if kind.__name__ == "ndarray" and value.size <= _LARGEST and value.dtype.kind in "biuf":
+        return {"array": [value.dtype.str, list(value.shape), value.ravel().tolist()]}
+    return _UNKNOWN
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    [(kind, inner)] = plain.items()
+    if kind == "complex":
+        return complex(*inner)
+    if kind == "list":
+        return inner
+    import numpy as np
+
+    dtype, shape, values = inner
+    return np.array(values, dtype=np.dtype(dtype)).reshape(shape)
+
+
+def _count(value: Any) -> int:
+    return sum(_count(one) for one in value) if isinstance(value, list) else 1

@@ -1,0 +1,48 @@
+"""Where a protected job keeps what it saves between its lives, and whether it is still the same job."""
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+
+from flatout.records.atomic import write_atomically
+from flatout.records.errors import CallerMistake
+from flatout.runtime.checkpoint.store import checkpoints
+from flatout.runtime.command import JobCommand
+
+_SCRIPT_FILE = "script.sha256"
+
+
+class Refuge:
+    """One job's folder: named by its words, so that the same command finds it again."""
+
+    def __init__(self, root: Path, command: JobCommand, script: str, script_sha256: str) -> None:
+        words = command.given or command.words
+        digest = hashlib.sha256("\0".join((str(Path.cwd()), *words)).encode()).hexdigest()[:10]
+        self._script, self._sha256 = script, script_sha256
+        self.path = (root / "protected" / f"{Path(script).stem}-{digest}").resolve()
+
+    def begin(self, *, fresh: bool) -> int | None:
+        """Make it ready; the update that the job will go on from, or None.
+
+        Raises CallerMistake where the script has changed since: it would not come to the same place.
+        """
+        if fresh:
+            shutil.rmtree(self.path, ignore_errors=True)
+        before = ""
+        with contextlib.suppress(OSError):
+            before = (self.path / _SCRIPT_FILE).read_text()
+        saved = checkpoints(self.path)
+        if saved and before and before != self._sha256:
+            raise CallerMistake(
+                f"{self._script} has changed since its update {saved[0].step} was saved",
+                expected="the script that it was, which finds its way back to where it was",
+                remedy="undo the change, or begin anew with --fresh",
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / _SCRIPT_FILE, self._sha256.encode())
+        return saved[0].step if saved else None
+
+    def is_over(self) -> None:
+        """The job has ended well: there is nothing to go back to."""
+        shutil.rmtree(self.path, ignore_errors=True)
