@@ -161,7 +161,8 @@ def command(
     elif not output.quiet:
         draw_run(done, output.error_console())
     if done.signal is not None:  # end as the script ended
-        signal.signal(done.signal, signal.SIG_DFL)
+        if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
+            signal.signal(done.signal, signal.SIG_DFL)
         os.kill(os.getpid(), done.signal)
     return done.exit_code or 0
 

@@ -16,6 +16,7 @@ from flatout.records.running import Alarm, Cleanups, Continued, JobRun
 from flatout.records.session import TAPS
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
+from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
 from flatout.runtime.running import Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
@@ -68,7 +69,11 @@ def _protected(done: JobRun, wish: Protection, place: Path) -> JobRun:
     ranks = read_ranks(place)
     told = (ranks[0].about.get("protection") or {}) if ranks else {}
     known = {field.name for field in dataclasses.fields(Protected)}
-    found = Protected(folder=wish.folder, **{name: value for name, value in told.items() if name in known})
+    told = {name: value for name, value in told.items() if name in known}
+    on_disk = checkpoints(Path(wish.folder))
+    if on_disk:  # a process that was killed has not told of its last
+        told["saved_at"] = on_disk[0].step
+    found = Protected(folder=wish.folder, **told)
     guard = done.guard
     if guard is not None and found.resumed_at is not None:
         guard = Continued(verdict="unknown", steps=0, reason=f"it went on after update {found.resumed_at}")
