@@ -52,7 +52,7 @@ class _Member:
     gone_after_s: float | None = None
 
 
-class Ending:
+class TreeEnding:
     """One tree on its way out."""
 
     def __init__(self, target: Target, *, look: Callable[[], Table] = read_table) -> None:
@@ -225,7 +225,7 @@ def end_all(
     look: Callable[[], Table] = read_table,
 ) -> tuple[StoppedJob, ...]:
     """End them by turns: whoever saves for a minute does not keep the others waiting."""
-    endings = [Ending(target, look=look) for target in targets]
+    endings = [TreeEnding(target, look=look) for target in targets]
     going = [(target, ending.stages(grace_s)) for target, ending in zip(targets, endings, strict=True)]
     try:
         while going:
