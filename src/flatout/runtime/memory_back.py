@@ -16,26 +16,34 @@ _LOOK_S = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """One device at one instant, and what some processes hold on it."""
+    """One device at one instant."""
 
     device: Device
     sample: DeviceSample
-    # None where the driver does not say who holds it, or how much.
-    bytes_by_pid: dict[int, int | None] | None
 
-    def of(self, pids: Collection[int]) -> int | None:
-        """What these hold together."""
-        if self.bytes_by_pid is None:
+    def known(self, pids: Collection[int]) -> set[int] | None:
+        """Which of these processes are on it; None where the driver does not say, or means others.
+
+        Where all that it lists are strangers, its pids are of another namespace, and ours have other numbers.
+        """
+        listed = self.sample.processes
+        if listed is None or (listed and all(found.name is None and not found.gone for found in listed)):
             return None
-        found = [self.bytes_by_pid[pid] for pid in pids if pid in self.bytes_by_pid]
-        return None if None in found else sum(held for held in found if held is not None)
+        return {found.pid for found in listed if found.pid in pids and found.name is not None}
+
+    def held_by(self, pids: Collection[int] | None) -> int | None:
+        """What the driver lists as theirs, all together."""
+        if pids is None or self.sample.processes is None:
+            return None
+        held = [found.memory_bytes for found in self.sample.processes if found.pid in pids]
+        return None if None in held else sum(one for one in held if one is not None)
 
 
 def look_at_memory(sources: Sequence[DeviceSource]) -> list[Held]:
     """Every GPU, and who holds how much of it."""
     devices, samples, _ = discover_devices(sources)
     return [
-        Held(device, sample, _by_pid(sample))
+        Held(device, sample)
         for device, sample in zip(devices, samples, strict=True)
         if device.vendor != "cpu"
     ]
@@ -52,19 +60,20 @@ def memory_back(
 
     Looks again until all of it is back, for ten seconds.
     """
-    concerned = [held for held in before if held.of(pids) != 0]
+    # Those who were known before are counted by their pids: a process that has ended holds no device file.
+    concerned = [(held, known) for held in before if (known := held.known(pids)) != set()]
     if not concerned:
         return ()
     deadline = time.monotonic() + _WITHIN_S
     while True:
         now = {_key(held): held for held in look_at_memory(sources)}
-        found = tuple(_compared(held, now.get(_key(held)), pids) for held in concerned)
+        found = tuple(_compared(held, now.get(_key(held)), known) for held, known in concerned)
         if not any(one.held_after_bytes for one in found) or time.monotonic() >= deadline:
             return found
         sleep(_LOOK_S)
 
 
-def _compared(before: Held, after: Held | None, pids: Collection[int]) -> MemoryBack:
+def _compared(before: Held, after: Held | None, pids: Collection[int] | None) -> MemoryBack:
     reason = (
         before.sample.unknown.get("processes") or "the driver does not list them, or not how much they hold"
     )
@@ -72,8 +81,8 @@ def _compared(before: Held, after: Held | None, pids: Collection[int]) -> Memory
     return MemoryBack(
         index=before.device.index,
         uuid=before.device.uuid,
-        held_before_bytes=before.of(pids),
-        held_after_bytes=after.of(pids) if after else None,
+        held_before_bytes=before.held_by(pids),
+        held_after_bytes=after.held_by(pids) if after else None,
         used_before_bytes=before.sample.memory_used_bytes,
         used_after_bytes=after.sample.memory_used_bytes if after else None,
         unknown={
@@ -84,19 +93,6 @@ def _compared(before: Held, after: Held | None, pids: Collection[int]) -> Memory
             "used_after_bytes": after.sample.unknown.get("memory_used_bytes", reason) if after else lost,
         },
     )
-
-
-def _by_pid(sample: DeviceSample) -> dict[int, int | None] | None:
-    """By pid; a pid of another namespace is none of ours, though its number be the same.
-
-    A process that has ended and is still listed counts: its memory has not come back.
-    """
-    if sample.processes is None:
-        return None
-    ours = [found for found in sample.processes if found.name is not None or found.gone]
-    if len(ours) < len(sample.processes) and not ours:
-        return None  # all of them strangers: pids of another namespace, in which ours have other numbers
-    return {found.pid: found.memory_bytes for found in ours}
 
 
 def _key(held: Held) -> str:

@@ -185,7 +185,8 @@ import subprocess, sys, time
 for rank in "01":
     subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, "RANK": rank}, start_new_session=True)
 """
-    rank = "import os, sys, time, signal\n" + (
+    rank = (
+        "import os, sys, time, signal\n"
         "def save(number, frame):\n    open('saved' + os.environ['RANK'], 'w').close(); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "open('rank' + os.environ['RANK'], 'w').write(str(os.getpid()))\nwhile True: time.sleep(600)\n"
