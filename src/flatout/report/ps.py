@@ -95,10 +95,21 @@ def _draw_job(job: JobHere, console: Console, *, everything: bool) -> None:
     about = ", ".join(
         filter(None, (job.user or "", age(job.age_s) if job.age_s is not None else "", job.state))
     )
-    console.print(Text.assemble(line(title, "bold"), "  ", line(about, _STYLES[job.state])))
+    heading = Text.assemble(line(title, "bold"), "  ", line(about, _STYLES[job.state]))
+    if len(heading) > console.width:
+        heading = Text.assemble(
+            line(title[: max(10, console.width - len(about) - 5)], "bold"), "...  ", line(about)
+        )
+    heading.truncate(console.width, overflow="ellipsis")
+    console.print(heading)
     depths = _depths(job.processes)
     for group in _grouped(job.processes, everything=everything):
-        console.print(_process_line(group, depths[group[0].pid], console.width))
+        first, depth = group[0], depths[group[0].pid]
+        console.print(_process_line(group, depth, console.width))
+        if first.state in ("orphan", "zombie", "unknown") or "stopped" in first.state_reason:
+            reason = line(f"{'  ' * (depth + 1)}{first.state_reason}", "yellow")
+            reason.truncate(console.width, overflow="ellipsis")
+            console.print(reason)
     console.print()
 
 
@@ -129,8 +140,6 @@ def _process_line(group: Sequence[JobProcess], depth: int, width: int) -> Text:
     figures = list(filter(None, (_cpu(group), _host_memory(group), _gpu_memory(group))))
     state = Text(first.state, style=_STYLES[first.state])
     text = Text("  ").join([line("  ".join(parts)), state, line(", ".join(figures), "dim")])
-    if first.state in ("orphan", "zombie", "unknown") or "stopped" in first.state_reason:
-        text.append_text(line(f"  {first.state_reason}", "yellow"))
     text.truncate(width, overflow="ellipsis")
     return text
 
@@ -156,7 +165,8 @@ def _hints(found: ProcessesHere) -> Iterator[str]:
     left = [one for one in processes if one.state == "orphan"]
     if left:
         yield f"{_count(left)} left behind by jobs that are gone: flatout stop --orphans"
-    for zombie in [one for one in processes if one.state == "zombie"][:3]:
+    # What the first process inherits, it lets go of soon.
+    for zombie in [one for one in processes if one.state == "zombie" and one.parent_pid != 1][:3]:
         yield f"{zombie.pid} has ended; it goes when {zombie.parent_pid} takes notice, or ends"
     for device in found.devices:
         for holder in device.processes or ():
@@ -168,7 +178,7 @@ def _hints(found: ProcessesHere) -> Iterator[str]:
     jobs = [job for job in found.jobs if job.state in ("running", "idle", "unknown")]
     if jobs:
         idle = next((job for job in jobs if job.state == "idle"), jobs[0])
-        yield f"to end a job and keep its work: flatout stop {idle.pid}"
+        yield f"to end a job and keep its work: flatout stop PID, such as flatout stop {idle.pid}"
 
 
 def _count(processes: Sequence[JobProcess]) -> str:

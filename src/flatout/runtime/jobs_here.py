@@ -97,8 +97,12 @@ def _head_of(
 ) -> int:
     """The pid of the process at the head of the job that this one is in."""
     process = table.by_pid[pid]
+    if pid in orphans:
+        # What one dead script left behind belongs together: its copies are in one group.
+        group = [one for one in orphans if table.by_pid[one].group == process.group]
+        return min(group, key=lambda one: (table.by_pid[one].start, one)) if process.forked else pid
     above = next((one for one in table.ancestors_of(pid) if one.pid in training), None)
-    if above is None or pid in orphans or _begins_a_job(process, above, roles):
+    if above is None or _begins_a_job(process, above, roles):
         return pid
     return _head_of(above.pid, table, roles, training, orphans)
 

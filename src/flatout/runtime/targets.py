@@ -49,7 +49,9 @@ def orphans_among(jobs: Sequence[Job], table: Table, wanted: Sequence[str] = ())
         heads = [one for one in job.members if one.pid in job.orphans]
         named = not wanted or any(str(one.pid) in wanted for one in job.members) or job.names & set(wanted)
         if heads and named:
-            target = _tree(job.name, heads[0], heads, table, why=job.orphans, asked=frozenset())
+            # Ranks may have something to save; workers never do.
+            asked = frozenset(one.pid for one in heads if job.roles[one.pid] in PROGRAMS)
+            target = _tree(job.name, heads[0], heads, table, why=job.orphans, asked=asked)
             _refuse_the_untouchable(target, table)
             found.append(target)
     return found

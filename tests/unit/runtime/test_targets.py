@@ -117,6 +117,15 @@ def test_orphans_are_chosen_alone_and_by_name() -> None:
         *(loader_worker(pid, gone, parent=1, user=ME) for pid in (91, 92)),
     )
     jobs = jobs_in(table)
-    assert [[one.pid for one in target.members] for target in orphans_among(jobs, table)] == [[91], [92]]
-    assert [target.head.pid for target in orphans_among(jobs, table, ["92"])] == [92]
-    assert all(not target.asked for target in orphans_among(jobs, table))
+    [target] = orphans_among(jobs, table)
+    assert [one.pid for one in target.members] == [91, 92]
+    assert target.asked == frozenset(), "they have nothing to save"
+    assert orphans_among(jobs, table, ["92"]) == [target]
+    assert orphans_among(jobs, table, ["100"]) == []
+
+
+def test_ranks_that_torchrun_left_behind_are_asked_to_save() -> None:
+    variables = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
+    table = machine(SHELL, mine(101, 1, "train.py", variables=variables, session=101))
+    [target] = orphans_among(jobs_in(table), table)
+    assert target.asked == {101}
