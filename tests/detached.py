@@ -105,8 +105,8 @@ def table_of(*folders: Path) -> Table:
     """Only what works in these folders, and its parents: others' jobs on this machine are not the tests'."""
     whole = read_table()
     ours = {pid for pid in whole.by_pid if _works_in(pid, folders)}
-    parents = {one.pid for pid in ours for one in whole.ancestors_of(pid)}
-    return Table([one for pid, one in whole.by_pid.items() if pid in ours | parents | {os.getpid()}])
+    family = {one.pid for pid in ours for one in (*whole.ancestors_of(pid), *whole.descendants_of(pid))}
+    return Table([one for pid, one in whole.by_pid.items() if pid in ours | family | {os.getpid()}])
 
 
 def _works_in(pid: int, folders: tuple[Path, ...]) -> bool:

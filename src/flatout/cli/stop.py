@@ -9,7 +9,7 @@ from flatout.cli.options import Output, Step, common_options
 from flatout.records.errors import EXIT_DONE, EXIT_FINDING, CallerMistake
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from flatout.records.stopping import StoppedJob
     from flatout.runtime.targets import Target
@@ -57,26 +57,29 @@ def command(output: Output, names: tuple[str, ...], grace: float, orphans: bool,
     from flatout.runtime.stopping_jobs import would_send
 
     _insist_on_a_wish(names, orphans)
-    targets = _targets(names, orphans)
-    if dry_run:
-        stops = Stops(
-            jobs=tuple(would_send(target, grace) for target in targets), devices=(), dry_run=True, ended=None
-        )
-    else:
-        sources = default_sources()
-        try:
-            with output.progress("looking at this machine") as step:
-                before = look_at_memory(sources)
+    sources = default_sources()
+    try:
+        with output.progress("looking at this machine") as step:
+            before = look_at_memory(sources)
+            targets = _targets(names, orphans, {pid for held in before for pid in held.pids})
+            if dry_run:
+                stops = Stops(
+                    jobs=tuple(would_send(target, grace) for target in targets),
+                    devices=(),
+                    dry_run=True,
+                    ended=None,
+                )
+            else:
                 jobs = _ended(output, targets, grace, step)
                 step("waiting for the memory to come back", 0, 0)
                 pids = {process.pid for job in jobs for process in job.processes}
                 devices = memory_back(sources, before, pids)
-        finally:
-            for source in sources:
-                source.close()
-        gone = all(process.gone for job in jobs for process in job.processes)
-        back = not any(device.held_after_bytes for device in devices)
-        stops = Stops(jobs=jobs, devices=devices, dry_run=False, ended=gone and back)
+                gone = all(process.gone for job in jobs for process in job.processes)
+                back = not any(device.held_after_bytes for device in devices)
+                stops = Stops(jobs=jobs, devices=devices, dry_run=False, ended=gone and back)
+    finally:
+        for source in sources:
+            source.close()
     if output.as_json:
         output.document("stop", 1, stops)
     else:
@@ -93,13 +96,15 @@ def _insist_on_a_wish(names: "Sequence[str]", orphans: bool) -> None:
         )
 
 
-def _targets(names: "Sequence[str]", orphans: bool) -> "list[Target]":
+def _targets(names: "Sequence[str]", orphans: bool, on_gpus: "Collection[int]") -> "list[Target]":
     from flatout.runtime.jobs_here import jobs_in
     from flatout.runtime.process_table import read_table
     from flatout.runtime.targets import orphans_among, targets_for
 
     table = read_table()
-    jobs = jobs_in(table)
+    # What is no Python is known by its pid alone, GPU or not.
+    holders = {pid for pid in on_gpus if (one := table.get(pid)) is not None and one.is_python}
+    jobs = jobs_in(table, holders=holders)
     if not orphans:
         return targets_for(names, table, jobs)
     found = orphans_among(jobs, table, names)

@@ -31,6 +31,11 @@ class Held:
             return None
         return {found.pid for found in listed if found.pid in pids and found.name is not None}
 
+    @property
+    def pids(self) -> set[int]:
+        """Everybody on it who is a process of this machine's."""
+        return {found.pid for found in self.sample.processes or () if found.name is not None}
+
     def held_by(self, pids: Collection[int] | None) -> int | None:
         """What the driver lists as theirs, all together."""
         if pids is None or self.sample.processes is None:

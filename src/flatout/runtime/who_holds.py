@@ -55,7 +55,11 @@ def look_around(
         devices=held,
         jobs=tuple(_job(job, states, used, on_gpus, bool(held)) for job in jobs),
         sampled_s=sampled_s,
-        notes=(*_notes(held), *(status.problem for status in vendors if status.problem)),
+        notes=(
+            *_notes(held),
+            *_hidden(table, whose),
+            *(status.problem for status in vendors if status.problem),
+        ),
     )
     return whole, table, jobs
 
@@ -246,3 +250,11 @@ def _notes(devices: Sequence[HeldDevice]) -> Iterable[str]:
     for device in devices:
         if device.processes is None:
             yield f"GPU {device.index}: who holds it is not known: {device.unknown.get('processes', '')}"
+
+
+def _hidden(table: Table, whose: Mapping[int, Job]) -> Iterable[str]:
+    others = [one for pid, one in table.by_pid.items() if one.holds_torch is None and pid not in whose]
+    if others:
+        users = ", ".join(sorted({one.user or "?" for one in others}))
+        count = "1 Python process" if len(others) == 1 else f"{len(others)} Python processes"
+        yield f"{count} of {users} may train: this user may not look into what is not his own"

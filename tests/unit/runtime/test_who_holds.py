@@ -1,9 +1,11 @@
 """Drivers' lists and this machine's processes are put together, and what is not certain is unknown."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flatout.hardware import processes as hardware_processes
@@ -15,6 +17,7 @@ from flatout.runtime.who_holds import look_around
 from tests.detached import Detached, kill, table_of, until
 from tests.fakes import nvml
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.process_tables import machine, seen
 
 GIB = 1 << 30
 # Holds a file that stands for the GPU's, as its forked worker does.
@@ -160,6 +163,27 @@ def test_memory_that_nobody_listed_holds_is_counted(fake: FakeNvml, tmp_path: Pa
     device: HeldDevice = look(fake, tmp_path).devices[0]
     assert device.processes == ()
     assert device.unlisted_bytes == device.memory_used_bytes
+
+
+def test_a_child_that_nobody_waited_for_is_a_zombie_of_its_job(
+    fake: FakeNvml, tmp_path: Path, job: Detached
+) -> None:
+    worker = job.noted("worker")
+    os.kill(worker, signal.SIGKILL)  # its parent never takes notice
+    until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, "the zombie")
+    [found] = look(fake, tmp_path).jobs
+    assert [(one.pid, one.state) for one in found.processes][1] == (worker, "zombie")
+    assert str(job.pid) in found.processes[1].state_reason
+    assert found.state == "idle", "the script itself is there"
+
+
+def test_processes_that_may_not_be_looked_into_are_counted(fake: FakeNvml) -> None:
+    table = machine(seen(300, 1, "train.py", user="grace", holds_torch=None, variables=None))
+    found, _, _ = look_around([NvidiaSource(fake)], look=lambda: table, sleep=lambda _: None)
+    assert found.jobs == ()
+    assert found.notes == (
+        "1 Python process of grace may train: this user may not look into what is not his own",
+    )
 
 
 # What comes back
