@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ class FakeNvml:
         self.init_pids: list[int] = []
         self.mig: dict[int, int] = {}
         self.xids: list[tuple[int, int]] = []
+        # By GPU: pid, percent of time with a kernel, and how many seconds ago that was.
+        self.active: dict[int, list[tuple[int, int, float]]] = {}
         self.removed: set[str] = set()
         self._errors: dict[tuple[str, int | None], int] = {}
         self._answers: dict[tuple[str, int | None], Any] = {}
@@ -166,6 +169,22 @@ class FakeNvml:
         gpu, xid = self.xids.pop(0)
         return SimpleNamespace(device=Handle(gpu), eventData=xid)
 
+    def _process_utilization(self, handle: Handle, since_us: int) -> list[Any]:
+        now_us = time.time() * 1e6
+        found = [
+            SimpleNamespace(pid=pid, timeStamp=int(now_us - ago_s * 1e6), smUtil=percent, memUtil=0)
+            for pid, percent, ago_s in self.active.get(handle.gpu, [])
+        ]
+        recent = [sample for sample in found if sample.timeStamp >= since_us]
+        if not recent:
+            raise pynvml.NVMLError(NOT_FOUND)
+        return recent
+
+    def hold(self, *processes: tuple[int, int | None], gpu: int = 0) -> None:
+        """These processes (pid, bytes) hold memory of this GPU, for computing."""
+        entries = [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in processes]
+        self.answer("nvmlDeviceGetComputeRunningProcesses_v3", entries, gpu)
+
     def _field_values(self, _handle: Handle, _ids: list[int]) -> list[Any]:
         celsius = self.recorded["field NVML_FI_DEV_MEMORY_TEMP"]["ok"]
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=celsius))]
@@ -205,6 +224,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "nvmlDeviceRegisterEvents": lambda _fake, _handle, _kind, _set: None,
     "nvmlEventSetWait_v2": FakeNvml._wait_for_event,
     "nvmlDeviceGetFieldValues": FakeNvml._field_values,
+    "nvmlDeviceGetProcessUtilization": FakeNvml._process_utilization,
     "nvmlGpmQueryDeviceSupport": lambda _fake, _handle: SimpleNamespace(isSupportedDevice=1),
     "nvmlGpmSampleAlloc": FakeNvml._gpm_alloc,
     "nvmlGpmSampleFree": FakeNvml._gpm_free,

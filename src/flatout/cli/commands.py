@@ -33,6 +33,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "fit": CommandEntry("flatout.cli.fit", "Will it fit, and on which GPUs; no GPU needed."),
     "batch": CommandEntry("flatout.cli.batch", "The batch size at the knee of throughput."),
+    "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
+    "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "explain": CommandEntry(

@@ -103,6 +103,7 @@ def command(
       flatout run --protect train.py --lr 3e-4
       flatout run -- torchrun --nproc-per-node 2 train.py
     """
+    import contextlib
     import functools
     import os
     import signal
@@ -159,7 +160,8 @@ def command(
     if output.as_json:
         output.document("run", 1, done)
     elif not output.quiet:
-        draw_run(done, output.error_console())
+        with contextlib.suppress(OSError):  # the terminal was closed: how the job ended is still to be told
+            draw_run(done, output.error_console())
     if done.signal is not None:  # end as the script ended
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)

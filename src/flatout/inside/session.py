@@ -183,9 +183,8 @@ class Session:
         self._taps.pop("same samples", None)
         workers = self._taps.pop("workers", None)
         self.disarm()
-        if self.order.trial:
-            with contextlib.suppress(Exception):
-                stopping.end_with_the_keeper()
+        with contextlib.suppress(Exception):
+            stopping.end_with_the_loop()
         return workers if isinstance(workers, WorkersTap) else None
 
     def disarm(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from flatout.records.session import KEEPER_VARIABLE, STOP_FILE, STOPPED_FILE
 
 _OTHERS_S = 20.0
-_KEEPER_GONE = 97
+_KEEPER_GONE, _LOOP_GONE = 97, 98
 _LOOK_S = 1.0
 
 
@@ -77,12 +77,18 @@ def end_if_the_keeper_is_gone() -> None:
             return
 
 
-def end_with_the_keeper() -> None:
-    """For a loader's worker, which may be stuck in the user's code when all who could end it are killed."""
+def end_with_the_loop() -> None:
+    """For a loader's worker, which may be stuck in the user's code when all who could end it are killed.
+
+    torch's own workers look for their parent between two batches alone.
+    """
+    parent, started_by = multiprocessing.parent_process(), os.getppid()
 
     def watch() -> None:
         while True:
             time.sleep(_LOOK_S)
             end_if_the_keeper_is_gone()
+            if os.getppid() != started_by or (parent is not None and not parent.is_alive()):
+                os._exit(_LOOP_GONE)
 
-    threading.Thread(target=watch, name="flatout-keeper", daemon=True).start()
+    threading.Thread(target=watch, name="flatout-worker", daemon=True).start()

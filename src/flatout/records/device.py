@@ -59,6 +59,10 @@ class DeviceProcess:
     name: str | None = None
     user: str | None = None
     age_s: float | None = None
+    # The largest share of the last seconds in which it had a kernel running.
+    active_share: float | None = None
+    # Whether there is no such process any more; None where its pid may be of another namespace.
+    gone: bool | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

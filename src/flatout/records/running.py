@@ -68,6 +68,8 @@ class JobRun:
     cleanups: Cleanups = Cleanups()
     # Of a job that was protected.
     protection: Protected | None = None
+    # Pids of workers that it left behind, stuck, and that were ended for it.
+    ended_workers: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -37,6 +37,16 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+def age(seconds: float) -> str:
+    """A longer time: "45 s", "12 min", "3 h 20 min", "4 d 2 h"."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
+    if hours:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
 def three_digits(value: float) -> str:
     """Three significant digits, and never an exponent."""
     if value >= 99.95:  # what would round to 100.0

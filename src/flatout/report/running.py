@@ -48,6 +48,9 @@ def draw_run(done: JobRun, console: Console) -> None:
         console.print(line(f"flatout: gave {freed} of cached memory back before {times} evaluations"))
     if done.protection is not None:
         console.print(line(f"flatout: {inert(_protection(done, done.protection))}"))
+    if done.ended_workers:
+        pids = ", ".join(map(str, done.ended_workers))
+        console.print(line(f"flatout: workers that it left behind were stuck, and are ended: {pids}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
 

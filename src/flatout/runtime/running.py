@@ -16,6 +16,7 @@ from flatout.records.session import Order
 from flatout.runtime.alarms import told
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
+from flatout.runtime.left_workers import end_workers_left_by
 
 # These reach the job through us; Ctrl-C reaches it through the terminal, as it would without us.
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -28,6 +29,8 @@ class Ending:
     exit_code: int | None
     signal: int | None
     took_s: float
+    # Workers that were left behind, stuck, and had to be killed.
+    killed_workers: tuple[int, ...] = ()
 
 
 def run_to_the_end(
@@ -45,26 +48,45 @@ def run_to_the_end(
     Order(folder=str(folder.resolve()), **order).write(path)
     variables = watched_environment(path, own_python=command.own_python) | dict(environment or {})
     began = time.monotonic()
-    child = subprocess.Popen(
-        command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
-    )
-    with _signals_passed_on(child), told(folder, on_alarm):
+    with _signals_passed_on() as passed_on, told(folder, on_alarm):
+        child = subprocess.Popen(
+            command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
+        )
+        passed_on.begin(child)
         code = child.wait()
     took_s = time.monotonic() - began
-    return Ending(None, -code, took_s) if code < 0 else Ending(code, None, took_s)
+    killed = tuple(end_workers_left_by(str(path)))
+    return Ending(code if code >= 0 else None, -code if code < 0 else None, took_s, killed)
+
+
+class _PassedOn:
+    """Signals for the job; those that come before it is there wait for it."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+
+    def begin(self, child: "subprocess.Popen[bytes]") -> None:
+        self._child = child
+        for number in self._early:
+            self(number, None)
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self._child is None:
+            self._early.append(number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(number)
 
 
 @contextlib.contextmanager
-def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
-
+def _signals_passed_on() -> Iterator[_PassedOn]:
+    pass_on = _PassedOn()
     found = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     # The terminal sends Ctrl-C to the job as well: what follows is the job's to say.
     found[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     try:
-        yield
+        yield pass_on
     finally:
         for number, handler in found.items():
             signal.signal(number, handler)

@@ -130,6 +130,7 @@ def _job_run(
         alarms=tuple(alarms_in(place)),
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
+        ended_workers=ending.killed_workers,
         notes=tuple(plan.job.differences(now)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),

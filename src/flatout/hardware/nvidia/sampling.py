@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any, Literal
 
+from flatout.hardware.nvidia.activity import active_shares
 from flatout.hardware.nvidia.gpm import FIELDS as GPM_FIELDS
 from flatout.hardware.nvidia.gpm import GpmReader
 from flatout.hardware.nvidia.reading import first_of, is_plausible_heat, nvml_readings
@@ -21,6 +22,7 @@ _MHZ = 1_000_000
 _DEVICE_PATHS = ("/dev/nvidia", "/dev/dxg")  # the second under WSL
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
 _PARENT_ONLY = "a MIG instance has no reading of its own for this"
+_MIG_ACTIVITY = "MIG is on: NVML does not tell the activity of single processes"
 _MIG_PARENT = "MIG is on: activity belongs to the instances"
 
 # What a MIG instance has for itself; everything else is its parent's.
@@ -33,7 +35,7 @@ def read_sample(
     """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer."""
     fields = nvml_readings(library)
     _read_memory(library, handle, device, fields)  # also the heartbeat: a lost GPU raises here
-    _read_processes(library, handle, fields)
+    _read_processes(library, handle, device, fields, taken_at_unix_s)
     if device.parent_uuid:
         return _mig_sample(device, fields, taken_at_unix_s)
     _read_activity(library, handle, device, gpm, fields)
@@ -247,7 +249,14 @@ def _read_retired_pages(library: Any, handle: Any, fields: Readings) -> None:
     fields.absent("memory_repair_failed", "this GPU has no row remapper")
 
 
-def _read_processes(library: Any, handle: Any, fields: Readings) -> None:
+def _read_processes(
+    library: Any, handle: Any, device: Device, fields: Readings, taken_at_unix_s: float
+) -> None:
+    shares: dict[int, float] | None
+    shares, reason = None, _MIG_ACTIVITY
+    if not device.parent_uuid and not device.mig_enabled:
+        shares, reason = active_shares(library, handle, taken_at_unix_s)
+
     def listed(name: str) -> Any:
         # By version: the unversioned names raise an error of their own on older drivers.
         return first_of(
@@ -262,7 +271,12 @@ def _read_processes(library: Any, handle: Any, fields: Readings) -> None:
         for kind, name in kinds:
             for entry in listed(name):
                 found[entry.pid] = describe_process(
-                    int(entry.pid), kind=kind, memory_bytes=_held(entry), device_paths=_DEVICE_PATHS
+                    int(entry.pid),
+                    kind=kind,
+                    memory_bytes=_held(entry),
+                    active_share=shares.get(int(entry.pid), 0.0) if shares is not None else None,
+                    activity_reason=reason,
+                    device_paths=_DEVICE_PATHS,
                 )
         return tuple(found.values())
 

@@ -419,7 +419,11 @@ def test_our_own_process_is_known_by_the_device_file_it_holds(tmp_path: Path) ->
     path = tmp_path / "nvidia0"
     with path.open("w"):
         found = describe_process(
-            os.getpid(), kind="compute", memory_bytes=5 * MIB, device_paths=(str(tmp_path / "nvidia"),)
+            os.getpid(),
+            kind="compute",
+            memory_bytes=5 * MIB,
+            active_share=0.5,
+            device_paths=(str(tmp_path / "nvidia"),),
         )
 
     assert found.name

@@ -1,0 +1,64 @@
+"""The table of processes tells what it must of real ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.records.errors import EnvironmentProblem
+from flatout.runtime import process_table
+from flatout.runtime.process_table import read_table, was_handed_over
+from tests.detached import Detached
+
+FORKS = """
+import time
+if os.fork() == 0:
+    note("copy"); time.sleep(600)
+note("main"); time.sleep(600)
+"""
+
+
+def test_our_own_process_and_its_parents_are_seen() -> None:
+    table = read_table()
+    own = table.by_pid[os.getpid()]
+    assert (own.is_python, own.parent, own.zombie, own.of_the_kernel) == (True, os.getppid(), False, False)
+    assert own.user
+    assert own.age_s > 0
+    assert table.ancestors_of(os.getpid())[0].pid == os.getppid()
+    assert os.getpid() in {one.pid for one in table.descendants_of(os.getppid())}
+
+
+def test_a_program_is_told_from_a_copy_and_who_was_handed_over_from_who_was_not(tmp_path: Path) -> None:
+    job = Detached.python(tmp_path / "a", FORKS, RANK="3", SECRET_TOKEN="x")
+    try:
+        main, copy = job.noted("main"), job.noted("copy")
+        table = read_table()
+        assert [table.by_pid[pid].forked for pid in (main, copy)] == [False, True]
+        assert table.by_pid[copy].variables == {"RANK": "3"}, "others may be secret, and are not kept"
+        assert table.by_pid[main].holds_torch is False
+        assert not was_handed_over(table.by_pid[copy], table)
+        os.kill(main, 9)
+        again = read_table()
+        while again.by_pid[copy].parent == main:
+            again = read_table()
+        assert was_handed_over(again.by_pid[copy], again)
+    finally:
+        job.end()
+
+
+def test_torch_is_seen_in_the_memory_of_a_process() -> None:
+    code = "import torch; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert read_table().by_pid[child.pid].holds_torch is True
+        child.communicate(b"\n")
+
+
+def test_a_machine_whose_processes_are_hidden_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_table.psutil, "process_iter", lambda: iter(()))
+    with pytest.raises(EnvironmentProblem) as caught:
+        read_table()
+    assert caught.value.exit_code == 3
