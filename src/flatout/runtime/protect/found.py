@@ -4,6 +4,7 @@ Everything gets the name of the way to it (`train.py:main.trainer.model`), by wh
 another life of the script, at the same place of its loop.
 """
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -49,13 +50,13 @@ def look_around(torch: Any, frame: FrameType | None) -> Found:
 
 
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_OURS = str(Path(__file__).parents[2])
+OWN_FILES = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 def is_a_script(torch: Any, frame: FrameType) -> bool:
     """Not torch, not the standard library, not us."""
     name = frame.f_code.co_filename
-    if name.startswith(("<", str(Path(torch.__file__).parent), _OURS)):
+    if name.startswith(("<", str(Path(torch.__file__).parent), OWN_FILES)):
         return False
     return "site-packages" in name or not name.startswith(_STANDARD)
 

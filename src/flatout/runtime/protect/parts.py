@@ -83,7 +83,10 @@ class Bags:
                 self.missing.append(f"optimizer {at}")
 
     def _others(self) -> dict[str, Any]:
-        states = {name: {"state": one.state_dict()} for name, one in self._found.stateful.items()}
+        states = {
+            name: {"state": one.state_dict(), "found_inf": self._found_inf(one)}
+            for name, one in self._found.stateful.items()
+        }
         numbers = {name: {"numbers": self._numbers(one)} for name, one in self._found.generators.items()}
         return {**states, **numbers}
 
@@ -91,10 +94,32 @@ class Bags:
         for name, saved in state.items():
             if "state" in saved and name in self._found.stateful:
                 self._found.stateful[name].load_state_dict(saved["state"])
+                self._put_found_inf(self._found.stateful[name], saved["found_inf"])
             elif "numbers" in saved and name in self._found.generators:
                 self._put_back(self._found.generators[name], saved["numbers"])
             else:
                 self.missing.append(name)
+
+    def _found_inf(self, scaler: Any) -> dict[str, Any]:
+        """Of a GradScaler between `step` and `update`: what it has found, which its own state leaves out."""
+        if not isinstance(scaler, self._torch.amp.GradScaler):
+            return {}
+        found = {}
+        for at, optimizer in enumerate(self._optimizers):
+            state = scaler._per_optimizer_states.get(id(optimizer))  # noqa: SLF001
+            if state is not None:
+                each = {str(device): one.item() for device, one in state["found_inf_per_device"].items()}
+                found[str(at)] = {"stage": state["stage"].name, "each": each}
+        return found
+
+    def _put_found_inf(self, scaler: Any, found: dict[str, Any]) -> None:
+        for at, state in found.items():
+            own = scaler._per_optimizer_states[id(self._optimizers[int(at)])]  # noqa: SLF001
+            own["stage"] = type(own["stage"])[state["stage"]]
+            own["found_inf_per_device"] = {
+                self._torch.device(device): self._torch.full((), value, device=device)
+                for device, value in state["each"].items()
+            }
 
     def _numbers(self, generator: Any) -> Any:
         if isinstance(generator, self._torch.Generator):

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.runtime.protect.found import OWN_FILES
 from flatout.runtime.protect.journal import Journal, Replay
 
 _OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -28,7 +29,7 @@ class Reads:
         self._torch = torch
         self.journal: Journal | None = None
         self.replay: Replay | None = None
-        self._here = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
+        self._not_the_script = (f"{Path(torch.__file__).parent}{os.sep}", OWN_FILES, "<flatout")
         self._call = torch.nn.Module._call_impl.__code__  # noqa: SLF001
         self._places: dict[tuple[CodeType, int], str] = {}
         self._thread = threading.get_ident()
@@ -73,7 +74,7 @@ class Reads:
     def _place(self, frame: FrameType) -> str:
         """Where the script is, or "" if it is not the script."""
         code, line = frame.f_code, frame.f_lineno
-        if code.co_filename.startswith(self._here):
+        if code.co_filename.startswith(self._not_the_script):
             return ""
         above: FrameType | None = frame.f_back
         while above is not None:
