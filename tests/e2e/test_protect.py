@@ -145,11 +145,15 @@ def bare(tmp_path: Path, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def lives(flatout: Run, tmp_path: Path, *ends: str, every: str = "3", **environment: str) -> list[str]:
+def lives(
+    flatout: Run, tmp_path: Path, *ends: str, every: str = "3", **environment: str
+) -> list[tuple[list[str], str]]:
     """What each life printed, the last to its end; LIFE is where it kills itself and by which signal."""
     printed = []
     for end in (*ends, ""):
-        done = flatout("run", "--protect", "--save-every", every, "train.py", LIFE=end, **environment)
+        done = flatout(
+            "run", "--protect", "--no-rehearsal", "--save-every", every, "train.py", LIFE=end, **environment
+        )
         told = done.stdout + done.stderr
         if not end:
             assert done.returncode == 0, told
@@ -214,14 +218,14 @@ def test_workers_go_on_with_their_own_random_numbers(flatout: Run, tmp_path: Pat
 def test_a_changed_script_and_one_that_resumes_by_itself(flatout: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(BY_HAND + "torch.save(model.state_dict(), 'own.pt')\n")
-    lives_once = flatout("run", "--protect", "--save-every", "3", "train.py", LIFE="10@9")
+    lives_once = flatout("run", "--protect", "--no-rehearsal", "--save-every", "3", "train.py", LIFE="10@9")
     assert lives_once.returncode == -9
     script.write_text(BY_HAND + "print('changed')\n")
     refused = flatout("run", "--protect", "train.py")
     assert refused.returncode == 2
     assert "has changed since its update 9 was saved" in refused.stderr
     assert "--fresh" in refused.stderr
-    fresh = flatout("run", "--protect", "--fresh", "train.py")
+    fresh = flatout("run", "--protect", "--no-rehearsal", "--fresh", "train.py")
     assert fresh.returncode == 0
     assert fresh.stdout.splitlines()[-1] == "changed"
     assert len(fresh.stdout.splitlines()) == 21
@@ -234,8 +238,32 @@ def test_a_script_with_a_checkpoint_of_its_own_goes_its_own_way(flatout: Run, tm
         "number, average = torch.load('own.pt')['number'] if os.path.exists('own.pt') else 0, None",
     ).replace("    number += 1\n", "    number += 1\n    torch.save({'number': number}, 'own.pt')\n")
     (tmp_path / "train.py").write_text(own)
-    flatout("run", "--protect", "--save-every", "3", "train.py", LIFE="10@9")
-    done = flatout("run", "--protect", "--save-every", "3", "train.py")
+    flatout("run", "--protect", "--no-rehearsal", "--save-every", "3", "train.py", LIFE="10@9")
+    done = flatout("run", "--protect", "--no-rehearsal", "--save-every", "3", "train.py")
     assert done.returncode == 0, done.stderr
     assert "it goes on by itself" in done.stderr
     assert done.stdout.splitlines()[0].startswith("10 ")
+
+
+def test_what_cannot_be_brought_back_is_told_before_it_begins(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BY_HAND.replace("number < 20", "number < 12"))
+    good = flatout("run", "--protect", "--save-every", "3", "model.py")
+    assert good.returncode == 0, good.stderr
+    assert "rehearsed: the 3 updates that it had already made since then come out the same" in good.stderr
+    in_backward = (
+        DIES
+        + """
+model = torch.nn.Linear(4, 4)
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(lambda p: (optimizers[p].step(), optimizers[p].zero_grad()))
+for number in range(12):
+    model(torch.randn(3, 4)).square().mean().backward()
+    print(number)
+"""
+    )
+    (tmp_path / "train.py").write_text(in_backward)
+    refused = flatout("run", "--protect", "train.py")
+    assert refused.returncode == 2, refused.stderr
+    assert "updates are made inside of passes backward" in refused.stderr
+    assert refused.stdout == ""

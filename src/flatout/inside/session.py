@@ -23,6 +23,7 @@ from flatout.inside.forward import ForwardTap
 from flatout.inside.gpu_side import GpuSide
 from flatout.inside.guarding import Guarding
 from flatout.inside.habits import HabitsTap
+from flatout.inside.heartbeat import Heart
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
@@ -108,6 +109,7 @@ class Session:
         self._compiler: CompilerTap | None = None
         self._taps: dict[str, Tap] = {}
         self._writer: EventWriter | None = None
+        self._heart: Heart | None = None
         self._worker_loop: Any = None
         self._armed = False
         self._unsettled = False
@@ -215,6 +217,8 @@ class Session:
         """The quick end of a step that nobody looked at."""
         self.updates = updates = self.updates + 1
         self.log.add(("step", ended_ns, updates, False))
+        if self._heart is not None:
+            self._heart.beat(updates)
         if self.watch is not None:
             self.guarded("watch", self.watch.step, ended_ns)
         if not (updates + 1) % _LATER or self.ending.after is not None:
@@ -236,6 +240,8 @@ class Session:
             self._unsettled = late
             self._settle_taps()
         self.log.add(("step", ended_ns, updates, memory or {}))
+        if self._heart is not None:
+            self._heart.beat(updates)
         self.watching = (
             updates < _EVERY_STEP
             or not (updates + 1) % _LATER
@@ -258,7 +264,12 @@ class Session:
 
     def _settle_taps(self) -> None:
         """What the first updates make known: the roots, the device, what the job holds."""
-        self._running_writer()
+        writer = self._running_writer()
+        if self.order.heartbeat and self._heart is None and "heartbeat" not in self.failed:
+            try:
+                self._heart = Heart(writer.folder)
+            except Exception as error:  # noqa: BLE001 - observing never breaks a job
+                self.fail("heartbeat", error)
         lead = self._lead()
         if self.updates == 1 and lead is not None:
             self.gpu.find(lead)
@@ -395,6 +406,8 @@ class Session:
 
     def _tick(self) -> None:
         """A few times a second, in the writer's thread."""
+        if self._heart is not None and self._writer is not None and self._writer.had_news:
+            self._heart.sign()
         if self.order.trial:
             stopping.end_if_the_keeper_is_gone()
             asked = stopping.asked_to_stop_after(Path(self.order.folder))

@@ -42,6 +42,8 @@ class EventWriter:
         self._write_lock = threading.Lock()
         self._broken = False
         self._ticks = 0
+        # Whether there was anything to write the last time.
+        self.had_news = False
         self._thread: threading.Thread | None = None
         self.resume()
 
@@ -75,6 +77,7 @@ class EventWriter:
     def _flush(self, *, describe: bool) -> None:
         with self._write_lock:
             events = self._log.drain()
+            self.had_news = bool(events)
             if self._broken:
                 return
             try:

@@ -12,6 +12,8 @@ class Protection:
     folder: str
     every_updates: int = 0
     every_s: float = 0.0
+    # Until each checkpoint is on the disk: a rehearsal is ended soon after.
+    waits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,13 @@ class Protected:
     stall_s: float | None = None
     # Whether updates that an earlier life had made after the checkpoint came out the same.
     verified: str = ""
+    repeats: bool | None = None
     problem: str = ""
     # What has a state that is neither plain data nor tensors, and begins anew.
     left_out: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fill_reasons(self, default="it began anew" if self.resumed_at is None else "nothing was saved")
+        fill_reasons(
+            self, default="it began anew" if self.resumed_at is None else "there was nothing to tell"
+        )

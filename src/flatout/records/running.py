@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.hang import Hang
 from flatout.records.protection import Protected
 from flatout.records.unknown import fill_reasons
 
@@ -66,6 +67,12 @@ class JobRun:
     alarms: tuple[Alarm, ...] = ()
     recordings: tuple[str, ...] = ()
     cleanups: Cleanups = Cleanups()
+    # When it made no more steps; why we ended it, where we did; a signal by which it was asked to end.
+    hangs: tuple[Hang, ...] = ()
+    ended_by_us: str = ""
+    asked: int | None = None
+    # How often it was started.
+    lives: int = 1
     # Of a job that was protected.
     protection: Protected | None = None
     # Pids of workers that it left behind, stuck, and that were ended for it.

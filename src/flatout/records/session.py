@@ -22,6 +22,8 @@ Read and written with the standard library alone: the user's environment may hol
         ledger.json               where the order asked for it: what an imagined GPU was asked for
         out-of-memory.json        where there was no more: what held it
         out-of-memory.pickle      the same as torch's own snapshot, on a GPU
+        heartbeat                 where the order asked for it: how many updates, and when the last was
+        stacks.txt                where it stood when it was asked (`inside/heartbeat.py`)
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -99,6 +101,8 @@ class Order:
     record: Literal["", "kernels", "stacks"] = ""
     # Look at a long run every so many updates, and tell when its steps become slower; 0: never.
     watch_every: int = 0
+    # Tell whoever watches from outside that it is alive (`inside/heartbeat.py`).
+    heartbeat: bool = False
     # At the end of a trial, look for who holds what its steps left behind, whether or not memory grew in it.
     find_holders: bool = False
     # NVTX ranges for epoch, data, forward, loss, backward and optimizer.

@@ -12,6 +12,8 @@ from flatout.runtime.roles import WORKERS, role_of, why_orphan
 # Workers that are not stuck notice by themselves that they are alone, within a second or so.
 _BY_THEMSELVES_S = 3.0
 _LOOK_S = 0.2
+_ALL_WITHIN_S = 10.0
+_WRITER = "flatout.runtime.checkpoint.writer"
 
 
 def end_workers_left_by(order: str) -> list[int]:
@@ -25,6 +27,26 @@ def end_workers_left_by(order: str) -> list[int]:
             return [one.pid for one in left if _kill(one)]
         time.sleep(_LOOK_S)
     return []
+
+
+def end_all_of(order: str) -> list[int]:
+    """Kill every process that carries this FLATOUT_SESSION, and look again until none is left; their pids."""
+    ended: list[int] = []
+    deadline = time.monotonic() + _ALL_WITHIN_S
+    while time.monotonic() < deadline:
+        table = read_table()
+        left = [
+            one
+            for one in table.by_pid.values()
+            # Whoever writes a checkpoint ends when that is written.
+            if one.variable(SESSION_VARIABLE) == order and not any(_WRITER in word for word in one.words)
+        ]
+        fresh = [one.pid for one in left if one.pid not in ended and _kill(one)]
+        ended += fresh
+        if not fresh:
+            break
+        time.sleep(_LOOK_S)
+    return ended
 
 
 def _left(table: Table, order: str) -> list[Seen]:

@@ -11,6 +11,7 @@ from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
 
 _SCRIPT_FILE = "script.sha256"
+_REHEARSED_FILE = "rehearsed.sha256"
 
 
 class Refuge:
@@ -42,6 +43,16 @@ class Refuge:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / _SCRIPT_FILE, self._sha256.encode())
         return saved[0].step if saved else None
+
+    def is_rehearsed(self) -> bool:
+        """Whether this script has shown that it can be brought back."""
+        with contextlib.suppress(OSError):
+            return (self.path / _REHEARSED_FILE).read_text() == self._sha256
+        return False
+
+    def has_rehearsed(self) -> None:
+        """It has."""
+        write_atomically(self.path / _REHEARSED_FILE, self._sha256.encode())
 
     def is_over(self) -> None:
         """The job has ended well: there is nothing to go back to."""

@@ -5,21 +5,26 @@ import dataclasses
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from flatout.records.hang import Hang
 from flatout.records.running import Alarm
 from flatout.records.session import Order
 from flatout.runtime.alarms import told
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
-from flatout.runtime.left_workers import end_workers_left_by
+from flatout.runtime.hanging.watching import hangs_told
+from flatout.runtime.left_workers import end_all_of, end_workers_left_by
 
 # These reach the job through us; Ctrl-C reaches it through the terminal, as it would without us.
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
+_LOOK_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,23 @@ class Ending:
     took_s: float
     # Workers that were left behind, stuck, and had to be killed.
     killed_workers: tuple[int, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    # A signal that reached the job through us: it was asked to end.
+    asked: int | None = None
+    # Whether we ended it: it hung, or did not end when it was asked.
+    ended_by_us: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Care:
+    """What to do when a job stands still, or does not end when it is asked."""
+
+    # Silent for how long; None: far longer than usual.
+    hang_after_s: float | None = None
+    ends_hangs: bool = False
+    # After a signal to stop, how long it may take; None: as long as it likes.
+    grace_s: float | None = None
+    tell: Callable[[str], None] = lambda _text: None
 
 
 def run_to_the_end(
@@ -41,6 +63,7 @@ def run_to_the_end(
     output_to_stderr: bool = False,
     environment: Mapping[str, str] | None = None,
     on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
+    care: Care | None = None,
 ) -> Ending:
     """Run the job as the user would, with a session inside; signals, output and exit code are its own."""
     folder.mkdir(parents=True)
@@ -48,7 +71,8 @@ def run_to_the_end(
     Order(folder=str(folder.resolve()), **order).write(path)
     variables = watched_environment(path, own_python=command.own_python) | dict(environment or {})
     began = time.monotonic()
-    with _signals_passed_on() as passed_on, told(folder, on_alarm):
+    watchman = _Watchman(care or Care(), str(path))
+    with _signals_passed_on() as passed_on, told(folder, on_alarm), watchman.on_duty(folder, passed_on):
         child = subprocess.Popen(
             command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
         )
@@ -56,7 +80,58 @@ def run_to_the_end(
         code = child.wait()
     took_s = time.monotonic() - began
     killed = tuple(end_workers_left_by(str(path)))
-    return Ending(code if code >= 0 else None, -code if code < 0 else None, took_s, killed)
+    return Ending(
+        code if code >= 0 else None,
+        -code if code < 0 else None,
+        took_s,
+        killed,
+        hangs=tuple(watchman.hangs),
+        asked=passed_on.last,
+        ended_by_us=watchman.ended,
+    )
+
+
+class _Watchman:
+    """Stands by while a job runs: tells when it hangs, and ends it where that was wished."""
+
+    def __init__(self, care: Care, order: str) -> None:
+        self._care = care
+        self._order = order
+        self.hangs: list[Hang] = []
+        self.ended = ""
+
+    @contextlib.contextmanager
+    def on_duty(self, folder: Path, passed_on: "_PassedOn") -> Iterator[None]:
+        over = threading.Event()
+        patience = threading.Thread(target=self._lose_patience, args=(passed_on, over), daemon=True)
+        patience.start()
+        try:
+            with hangs_told(folder, self._hangs, self._goes_on, self._care.hang_after_s):
+                yield
+        finally:
+            over.set()
+            patience.join()
+
+    def _hangs(self, hang: Hang) -> None:
+        self.hangs.append(hang)
+        self._care.tell(hang.words())
+        if self._care.ends_hangs:
+            self._end("it hung")
+
+    def _goes_on(self) -> None:
+        self._care.tell("it goes on again")
+
+    def _lose_patience(self, passed_on: "_PassedOn", over: threading.Event) -> None:
+        while not over.wait(_LOOK_S):
+            asked_s, grace_s = passed_on.asked_s, self._care.grace_s
+            if asked_s is not None and grace_s is not None and time.monotonic() - asked_s > grace_s:
+                self._end(f"it did not end within {grace_s:.0f} s of being asked")
+                return
+
+    def _end(self, why: str) -> None:
+        self.ended = self.ended or why
+        self._care.tell(f"ending the job: {why}")
+        end_all_of(self._order)
 
 
 class _PassedOn:
@@ -65,6 +140,9 @@ class _PassedOn:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
+        # The last one that asks a job to end, and when the first came.
+        self.last: int | None = None
+        self.asked_s: float | None = None
 
     def begin(self, child: "subprocess.Popen[bytes]") -> None:
         self._child = child
@@ -72,9 +150,14 @@ class _PassedOn:
             self(number, None)
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if number in _ASKING:
+            self.last = number
+            self.asked_s = self.asked_s or time.monotonic()
         if self._child is None:
             self._early.append(number)
             return
+        if number == signal.SIGINT:
+            return  # the terminal sends it to the job as well: what follows is the job's to say
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(number)
 
@@ -83,8 +166,7 @@ class _PassedOn:
 def _signals_passed_on() -> Iterator[_PassedOn]:
     pass_on = _PassedOn()
     found = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    # The terminal sends Ctrl-C to the job as well: what follows is the job's to say.
-    found[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    found[signal.SIGINT] = signal.signal(signal.SIGINT, pass_on)
     try:
         yield pass_on
     finally:

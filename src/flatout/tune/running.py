@@ -18,14 +18,14 @@ from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
-from flatout.runtime.running import Ending, run_to_the_end
+from flatout.runtime.running import Care, Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.continuing import judge_first_steps
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
 
-JOB_FOLDER, JOB_AGAIN_FOLDER = "job", "job-again"
+JOB_FOLDER = "job"
 # Else torch's profiler would write to the script's own output whenever some steps are recorded.
 _QUIET_PROFILER = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
 
@@ -40,11 +40,12 @@ def run_job(
     environment: dict[str, str] | None = None,
     watch_every: int = 0,
     on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
-    again: bool = False,
+    life: int = 1,
     protect: Protection | None = None,
+    care: Care | None = None,
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
-    place = folder / (JOB_AGAIN_FOLDER if again else JOB_FOLDER)
+    place = place_of_life(folder, life)
     ending = run_to_the_end(
         command_of(command, plan.levers),
         place,
@@ -52,12 +53,14 @@ def run_job(
             **order_of(plan.levers),
             "pair_updates": 1,
             "watch_every": watch_every,
+            "heartbeat": True,
             "taps": (*TAPS, "autopsy", "cleanup"),
             "protect": dataclasses.asdict(protect) if protect is not None else None,
         },
         output_to_stderr=output_to_stderr,
         environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
         on_alarm=on_alarm,
+        care=care,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
     done = _job_run(plan, command, run, place, ending, seen)
@@ -78,6 +81,11 @@ def _protected(done: JobRun, wish: Protection, place: Path) -> JobRun:
     if guard is not None and found.resumed_at is not None:
         guard = Continued(verdict="unknown", steps=0, reason=f"it went on after update {found.resumed_at}")
     return dataclasses.replace(done, protection=found, guard=guard)
+
+
+def place_of_life(folder: Path, life: int) -> Path:
+    """Where a job leaves its steps: each time that it is started, another place."""
+    return folder / (JOB_FOLDER if life == 1 else f"{JOB_FOLDER}-{life}")
 
 
 def plan_after(plan: Plan, found: Autopsy) -> Plan | None:
@@ -128,6 +136,9 @@ def _job_run(
         mfu=plan.mfu * samples_per_s / promised if plan.mfu and promised and samples_per_s else None,
         guard=_continued(plan, now, ranks, seen) if plan.levers else None,
         alarms=tuple(alarms_in(place)),
+        hangs=ending.hangs,
+        ended_by_us=ending.ended_by_us,
+        asked=ending.asked,
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         ended_workers=ending.killed_workers,
@@ -136,6 +147,7 @@ def _job_run(
             **({"guard": "no step was seen"} if not ranks else {}),
             **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
+            **({"asked": "nobody asked it to end"} if ending.asked is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
         },

@@ -126,7 +126,8 @@ class Checkpointer:
             plain = apart.take(self._state(step))
             tensors = apart.tensors
             if not self._ranks.is_first:
-                tensors = {ref: one for ref, one in tensors.items() if ref in apart.parts}
+                own = _OF_EACH_RANK
+                tensors = {ref: one for ref, one in tensors.items() if ref in apart.parts or ref[0] in own}
             layout = self._lay_out(tensors)
         except (NotPlain, ValueError) as problem:
             raise CallerMistake(

@@ -51,6 +51,8 @@ class _Reader:
                 state.pop(name, None)
             own = named_of(rank, STATE_FILE)
             if own in self._listed:
+                of_rank = functools.partial(self._tensor, rank)
+                together = Together(self._torch, of_rank, self._sharded, trust=trust)
                 state |= together.state(self._json(own))
         return state
 

@@ -151,10 +151,10 @@ class Protected:
         if journal is None:
             return
         reads = journal.updated(self._updates, proof)
-        word = self._verifying.updated(self._updates, reads, proof)
-        if word:
-            self._facts["protection"]["verified"] = word
-            self._quiet.say(word)
+        verdict = self._verifying.updated(self._updates, reads, proof)
+        if verdict is not None:
+            self._facts["protection"] |= {"verified": verdict.words, "repeats": verdict.repeats}
+            self._quiet.say(verdict.words)
         if stop_requested():
             self._stop()
         elif self._is_due():
@@ -183,6 +183,8 @@ class Protected:
         about = self._facts["protection"]
         try:
             checkpointer.save(self._updates)
+            if self._wish.waits:
+                checkpointer.wait()
         except FlatoutError as error:
             about["problem"] = str(error)
             self._quiet.say(f"this update could not be saved: {error}")
@@ -198,7 +200,7 @@ class Protected:
     def _begin_checkpoints(self) -> Checkpointer:
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self._folder, every=None, keep=2, **self._bags.parts())
-            self._checkpointer.loader = _Place(self._state)
+            self._checkpointer.loader = _Place(self._state, self._bags.load_tensors)
         return self._checkpointer
 
     def _state(self) -> dict[str, Any]:
@@ -208,6 +210,7 @@ class Protected:
             "loaders": self._loaders.state(),
             "files": self._quiet.sizes(),
             "loads": self._loads.seen,
+            "tensors": self._bags.tensors(),
         }
 
     def _look(self, frame: Any) -> Found:
@@ -226,7 +229,7 @@ class Protected:
 
     def _proof(self) -> str:
         """A checksum of some of what is learned: a few thousand numbers."""
-        digest = hashlib.blake2b(digest_size=8)
+        digest, total = hashlib.blake2b(digest_size=8), 0.0
         torch = self._torch
         parameters = [
             one
@@ -239,7 +242,8 @@ class Protected:
             local = local.to_local() if hasattr(local, "to_local") else local
             part = local.reshape(-1)[:512].contiguous().cpu()
             digest.update(bytes(part.view(torch.uint8).tolist()))
-        return digest.hexdigest()
+            total += float(part.abs().double().sum())
+        return f"{digest.hexdigest()}:{total!r}"
 
     # Coming back
 
@@ -332,10 +336,15 @@ class Protected:
 
 
 class _Place:
-    """Where each rank stands, for a checkpointer; it is read before the script begins."""
+    """What each rank has for itself, for a checkpointer: where it stands, and its loose tensors."""
 
-    def __init__(self, state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, state: Callable[[], dict[str, Any]], load_tensors: Callable[[dict[str, Any]], None]
+    ) -> None:
         self.state_dict = state
+        self._load_tensors = load_tensors
 
     def load_state_dict(self, state: dict[str, Any], *, as_many_ranks: bool) -> None:
-        """It has come there by now."""
+        """It has come there by now, and lacks what its variables held."""
+        if as_many_ranks:
+            self._load_tensors(state["tensors"])

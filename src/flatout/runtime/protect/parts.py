@@ -1,4 +1,4 @@
-"""What was found, in four bags that a checkpoint can hold: each by the name of the way to it."""
+"""What was found, in bags that a checkpoint can hold: each by the name of the way to it."""
 
 import random
 from collections.abc import Callable
@@ -56,7 +56,6 @@ class Bags:
             "modules": _Bag(self._modules, self._load_modules),
             "optimizers": _Bag(self._optimizer_states, self._load_optimizers),
             "others": _Bag(self._others, self._load_others),
-            "tensors": _Bag(self._tensors, self._load_tensors),
         }
 
     def _modules(self) -> dict[str, Any]:
@@ -141,10 +140,11 @@ class Bags:
         else:
             generator.set_state(numbers)
 
-    def _tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        """Those that variables hold, of each rank its own."""
         return {name: one.detach() for name, one in self._found.tensors.items()}
 
-    def _load_tensors(self, state: dict[str, Any]) -> None:
+    def load_tensors(self, state: dict[str, Any]) -> None:
         """Into tensors that are somebody's own; a part of a larger one may be a part of the data."""
         for name, value in state.items():
             own = self._found.tensors.get(name)

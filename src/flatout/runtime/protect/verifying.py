@@ -1,9 +1,21 @@
 """Whether a life that came back does what the one before did next: its updates up to the kill were noted."""
 
+import dataclasses
 import math
 from typing import Any
 
 from flatout.runtime.protect.journal import Lines, Read
+
+# Kernels of a GPU add in another order from run to run.
+_ROUNDING = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """All is compared, or something differs."""
+
+    repeats: bool
+    words: str
 
 
 class Verifying:
@@ -13,7 +25,7 @@ class Verifying:
         self._then: Lines | None = None
         self._last = 0
         self._same = 0
-        self._differs: str = ""
+        self._exact = True
 
     def against(self, then: Lines) -> None:
         """What an earlier life noted after the place that it is brought back to."""
@@ -24,39 +36,46 @@ class Verifying:
         """Whether a checksum of this update was noted then."""
         return self._then is not None and number in self._then.proofs
 
-    def updated(self, number: int, reads: list[Read], proof: str) -> str:
-        """A sentence, once all is compared or something differs; else ""."""
-        if self._then is None or not self._last:
-            return ""
+    def updated(self, number: int, reads: list[Read], proof: str) -> Verdict | None:
+        """What there is to say, once."""
         then = self._then
-        if number in then.proofs and proof and then.proofs[number] != proof:
-            self._differs = f"what it has learned after update {number}"
-        theirs = then.reads.get(number, [])
-        if number in then.reads and not self._differs:
-            self._differs = _difference(theirs, reads)
-        self._same += number in then.proofs or bool(theirs)
-        if self._differs:
+        if then is None or not self._last:
+            return None
+        differs = self._proof_differs(then.proofs.get(number, ""), proof, number)
+        differs = differs or self._reads_differ(then.reads.get(number, []), reads)
+        self._same += number in then.proofs or number in then.reads
+        if differs:
             self._then = None
-            return (
-                f"it does not repeat what it did before it was ended: {self._differs}. That can be on a GPU, "
-                "and where data is not the same twice"
-            )
-        if number >= self._last:
-            self._then = None
-            return f"the {self._same} updates that it had already made since then come out the same"
+            return Verdict(False, f"it does not repeat what it did before it was ended: {differs}")
+        if number < self._last:
+            return None
+        self._then = None
+        how = "the same" if self._exact else "the same but for rounding"
+        return Verdict(True, f"the {self._same} updates that it had already made since then come out {how}")
+
+    def _proof_differs(self, then: str, now: str, number: int) -> str:
+        """A proof is a checksum and a sum: where bits differ, numbers may still be the same."""
+        if not then or not now or then == now:
+            return ""
+        self._exact = False
+        sums = [float(proof.partition(":")[2]) for proof in (then, now)]
+        return "" if _is_close(*sums) else f"what it has learned after update {number}"
+
+    def _reads_differ(self, then: list[Read], now: list[Read]) -> str:
+        for (place, before), (where, value) in zip(then, now, strict=False):
+            if place != where:
+                return f"it is at {where}, and was at {place}"
+            if before == value or _is_nan(before, value):
+                continue
+            self._exact = False
+            if not (isinstance(before, float) and isinstance(value, float) and _is_close(before, value)):
+                return f"{where} read {value}, and had read {before}"
         return ""
 
 
-def _difference(then: list[Read], now: list[Read]) -> str:
-    for (place, before), (where, value) in zip(then, now, strict=False):
-        if place != where:
-            return f"it is at {where}, and was at {place}"
-        if not _is_same(before, value):
-            return f"{where} read {value}, and had read {before}"
-    return ""
+def _is_nan(*values: Any) -> bool:
+    return all(isinstance(value, float) and math.isnan(value) for value in values)
 
 
-def _is_same(before: Any, now: Any) -> bool:
-    if isinstance(before, float) and isinstance(now, float) and math.isnan(before) and math.isnan(now):
-        return True
-    return bool(before == now)
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING) or _is_nan(one, other)

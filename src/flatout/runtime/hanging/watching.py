@@ -1,0 +1,132 @@
+"""Watches a job's heartbeats from Flatout's own process."""
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from flatout.records.hang import HEARTBEAT_FILE, Hang, Heartbeat, read_heartbeat
+from flatout.records.session import RANKS_FOLDER
+from flatout.runtime.hanging.culprit import culprit_of
+from flatout.runtime.hanging.stacks import where_it_stands
+
+_LOOK_S = 1.0
+# What a job may be silent for: this, or so many times its usual step, or its longest silence so far.
+_LEAST_S = 60.0
+_TIMES_USUAL = 30.0
+_TIMES_LONGEST = 3.0
+_RECENT = 200
+
+
+class Silence:
+    """How long a job is silent, and for how long it may be."""
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s
+        self._steps: list[float] = []
+        self._updates = 0
+        self._updated_s = 0.0
+        self._longest_s = 0.0
+        # Time in which the job was stopped (SIGSTOP, a debugger) is not its own.
+        self._awake_since = 0.0
+
+    def look(self, beats: list[Heartbeat], *, is_stopped: bool, now_s: float) -> float | None:
+        """For how long it has been silent, if that is too long."""
+        if not beats:
+            return None
+        slowest = min(beats, key=lambda beat: beat.sign_s)
+        self._learn(max(beats, key=lambda beat: beat.updates))
+        if is_stopped:
+            self._awake_since = now_s
+            return None
+        silent_s = now_s - max(slowest.sign_s, self._awake_since)
+        if silent_s <= self.limit_s:
+            self._longest_s = max(self._longest_s, silent_s)
+            return None
+        return silent_s
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may be silent just now."""
+        if self._limit_s is not None:
+            return self._limit_s
+        return max(_LEAST_S, _TIMES_USUAL * self.usual_s, _TIMES_LONGEST * self._longest_s)
+
+    @property
+    def usual_s(self) -> float:
+        """The median of its last steps."""
+        return statistics.median(self._steps) if self._steps else 0.0
+
+    def _learn(self, beat: Heartbeat) -> None:
+        if self._updates and beat.updates > self._updates:
+            self._steps.append((beat.updated_s - self._updated_s) / (beat.updates - self._updates))
+            del self._steps[:-_RECENT]
+        if beat.updates != self._updates:
+            self._updates, self._updated_s = beat.updates, beat.updated_s
+
+
+@contextlib.contextmanager
+def hangs_told(
+    folder: Path, tell: Callable[[Hang], None], goes_on: Callable[[], None], limit_s: float | None = None
+) -> Iterator[None]:
+    """Tell of each hang, and of its end where there is one."""
+    ended = threading.Event()
+    silence = Silence(limit_s)
+
+    def watch() -> None:
+        is_told = False
+        while not ended.wait(_LOOK_S):
+            beats = read_heartbeats(folder)
+            alive, is_stopped = _states(beats)
+            silent_s = silence.look(beats, is_stopped=is_stopped, now_s=time.monotonic())
+            if silent_s is None:
+                if is_told:
+                    goes_on()
+                is_told = False
+            elif alive and not is_told and not ended.is_set():
+                is_told = True
+                tell(_hang(beats, silent_s, silence.usual_s))
+
+    thread = threading.Thread(target=watch, name="flatout-hangs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def read_heartbeats(folder: Path) -> list[Heartbeat]:
+    """Of all ranks that have made an update, by rank."""
+    paths = sorted((folder / RANKS_FOLDER).glob(f"*/{HEARTBEAT_FILE}"))
+    return sorted(
+        (beat for path in paths if (beat := read_heartbeat(path)) is not None), key=lambda beat: beat.rank
+    )
+
+
+def _states(beats: list[Heartbeat]) -> tuple[bool, bool]:
+    """Whether any rank is alive, and whether any is stopped."""
+    alive = is_stopped = False
+    for beat in beats:
+        with contextlib.suppress(psutil.Error):
+            status = psutil.Process(beat.pid).status()
+            alive = alive or status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            is_stopped = is_stopped or status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return alive, is_stopped
+
+
+def _hang(beats: list[Heartbeat], silent_s: float, usual_s: float) -> Hang:
+    ranks = tuple(where_it_stands(beat) for beat in beats)
+    culprit, reason = culprit_of(ranks)
+    return Hang(
+        after_update=max(beat.updates for beat in beats),
+        silent_s=silent_s,
+        usual_s=usual_s,
+        ranks=ranks,
+        culprit=culprit,
+        reason=reason,
+    )
