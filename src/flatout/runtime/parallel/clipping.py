@@ -24,7 +24,7 @@ def clip(wrapped: Wrapped, most: float) -> Any:
             continue
         local = one.grad.to_local() if is_sharded(one.grad) else one.grad
         square = local.detach().double().pow(2).sum().to(device)
-        if is_sharded(one.grad) or wrapped.spread_by_name:
+        if wrapped.spread_by_name or _is_divided(one.grad):
             in_parts += square / shared.get(name, 1)
         else:
             on_each += square
@@ -34,6 +34,10 @@ def clip(wrapped: Wrapped, most: float) -> Any:
         local = gradient.to_local() if is_sharded(gradient) else gradient
         local.mul_(scale.to(local.device, local.dtype))
     return norm
+
+
+def _is_divided(gradient: Any) -> bool:
+    return is_sharded(gradient) and not all(one.is_replicate() for one in gradient.placements)
 
 
 def _summed(part: Any, wrapped: Wrapped) -> Any:

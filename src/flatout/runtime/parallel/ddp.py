@@ -45,9 +45,7 @@ class Ddp(Wrapped):
             find_unused_parameters=options.find_unused,
         )
         if options.compress is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            wrapper.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            wrapper.register_comm_hook(None, _as_bf16(on_gpu=on_gpu))
         count = job.joined.count
         super().__init__(
             job,
@@ -77,3 +75,10 @@ class Ddp(Wrapped):
     def close(self) -> None:
         """Blocks compute as they did."""
         self._again.undo()
+
+
+def _as_bf16(*, on_gpu: bool) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    # torch asks for NCCL wherever it sees its hook by name; gloo sums bf16 as well.
+    return bf16_compress_hook if on_gpu else lambda state, bucket: bf16_compress_hook(state, bucket)

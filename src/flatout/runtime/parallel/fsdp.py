@@ -31,6 +31,11 @@ class Fsdp(Wrapped):
 
     data = "apart"
 
+    @classmethod
+    def wanted_alone(cls, options: FsdpOptions) -> bool:
+        """Half precision, and parameters on the host, are worth it on one GPU, too."""
+        return options.precision is not None or options.offload
+
     def __init__(self, job: Job, options: FsdpOptions) -> None:
         import torch
 

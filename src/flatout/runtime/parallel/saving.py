@@ -77,7 +77,7 @@ def load_model(wrapped: Wrapped, state: dict[str, Any], names: tuple[str, ...]) 
             remedy="save with `.save(path)`, or with model.state_dict() in one process",
         )
     with torch.no_grad():
-        for name, mine in wrapped.mine().items():
+        for name, mine in wrapped.kept().items():
             if not isinstance(mine, torch.Tensor):
                 continue
             if mine.shape != state[name].shape:

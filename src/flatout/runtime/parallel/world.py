@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flatout.records.errors import CallerMistake
 from flatout.runtime.parallel.clipping import clip
 from flatout.runtime.parallel.data import Placed
 from flatout.runtime.parallel.joining import Joined, Watch
@@ -105,8 +104,8 @@ class World:
         import torch
         import torch.distributed as dist
 
-        told = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-        told = told.detach().to(self._joined.device).clone()
+        told = torch.as_tensor(value).detach().to(self._joined.device, copy=True)
+        told = told if told.is_floating_point() else told.double()
         if self.count > 1:
             dist.all_reduce(told)
             told /= self.count

@@ -28,6 +28,11 @@ class Wrapped:
 
     data: Data = "as it is"
 
+    @classmethod
+    def wanted_alone(cls, options: Any) -> bool:  # noqa: ARG003 - others need it
+        """Whether one process is wrapped as well: where it is asked for what nothing else does."""
+        return False
+
     def __init__(self, job: Job, *, reason: str, model: Any = None) -> None:
         self.joined = job.joined
         # What to call, and the same without anything around it.
@@ -51,6 +56,10 @@ class Wrapped:
         """The state of the model as this rank has it, by the names of the model as it was written."""
         state: dict[str, Any] = self.bare.state_dict()
         return state
+
+    def kept(self) -> dict[str, Any]:
+        """What this rank keeps of a state that is loaded: more than `mine` where several hold the same."""
+        return self.mine()
 
     @property
     def spread_by_name(self) -> bool:
