@@ -12,18 +12,19 @@ class RankSampler(DistributedSampler[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Its seed is the next epoch. Whoever keeps the place in the data keeps generators, and so this.
+        # Its seed is what the next epoch is shuffled with. Whoever keeps the place in the data keeps
+        # generators, and so this, for a run that would begin with another seed.
         self.generator = torch.Generator()
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this one."""
         super().set_epoch(epoch)
-        self.generator.manual_seed(epoch)
+        self.generator.manual_seed(self.seed + epoch)
 
     def __iter__(self) -> Iterator[Any]:
         # When the first sample is asked for: loaders ask for iterators that they never use.
-        epoch = self.generator.initial_seed()
-        super().set_epoch(epoch)
-        self.generator.manual_seed(epoch + 1)
+        seed = self.generator.initial_seed()
+        super().set_epoch(seed - self.seed)
+        self.generator.manual_seed(seed + 1)
         yield from super().__iter__()

@@ -26,7 +26,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        # No bias for keys: softmax does not see it, and Adam would follow the rounding of its gradient.
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=at != 1) for at in range(3))
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Any) -> Any:
