@@ -62,13 +62,13 @@ def parallel(
                 world.optimizer.zero_grad()
             world.save("model.pt")                       # whole, from the first rank, for torch.load
 
-    Started by `torchrun --nproc-per-node 4 train.py`, four processes train together; by `python train.py`, the
-    same code trains alone, with nothing wrapped. Strategies:
+    Started by `torchrun --nproc-per-node 4 train.py`, four processes train together; by `python train.py`,
+    the same code trains alone, with nothing wrapped. Strategies:
 
     - "ddp": each rank holds the model, gradients are averaged. Options: static_graph, find_unused,
       compress="bf16" (gradients travel rounded), checkpoint.
-    - "fsdp": parameters, gradients and optimizer states are spread, block by block. Options: precision="bf16",
-      reshard, offload, checkpoint.
+    - "fsdp": parameters, gradients and optimizer states are spread, block by block. Options:
+      precision="bf16", reshard, offload, checkpoint.
     - "tensor": the linear layers of each block are divided, and a block is compared with the original before
       it counts. Options: plan={"attention.q": "column", ...}, partly, checkpoint.
     - "pipeline": successive blocks on successive ranks; needs a `sample`, and trains by `world.train_step`.
@@ -86,14 +86,16 @@ def parallel(
     shard_iterable=True lets each rank take every n-th sample.
 
     `sample` is what the model is called with: a tensor, a tuple of arguments or a dict of keywords. Where
-    ranks wait for each other, they do so for `timeout_s` at most, and say who failed. even_alone=True wraps one
-    process, too.
+    ranks wait for each other, they do so for `timeout_s` at most, and say who failed. even_alone=True wraps
+    one process, too.
     """
     known = _AutoOptions if strategy == "auto" else _known(strategy)[1]
     asked = _options(strategy, known, options)
     insist_on_fresh(model)
     wanted = strategy != "auto" and _known(strategy)[0].wanted_alone(asked)
-    joined = join(timeout_s=timeout_s, device=device, even_alone=even_alone or (wanted and strategy != "layers"))
+    joined = join(
+        timeout_s=timeout_s, device=device, even_alone=even_alone or (wanted and strategy != "layers")
+    )
     try:
         reason = ""
         if strategy == "auto":
@@ -116,7 +118,7 @@ def parallel(
 class _Alone(Wrapped):
     """One process: the model as it is, on its device."""
 
-    def __init__(self, job: Job, checkpoint: bool | float) -> None:  # noqa: FBT001
+    def __init__(self, job: Job, checkpoint: bool | float) -> None:
         to_device(job.model, job.optimizer, job.joined.device)
         self._again = Again(job.model, checkpoint)
         super().__init__(job, reason=_why_alone(job.joined) + self._again.words)

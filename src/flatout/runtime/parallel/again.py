@@ -10,7 +10,7 @@ from flatout.records.errors import CallerMistake
 class Again:
     """Checkpoints around the first `share` of a model's repeated blocks (True: all of them)."""
 
-    def __init__(self, model: Any, share: bool | float) -> None:  # noqa: FBT001
+    def __init__(self, model: Any, share: bool | float) -> None:
         import torch
 
         self._found: list[tuple[Any, Any]] = []
@@ -21,7 +21,7 @@ class Again:
         if not blocks or not 0.0 < float(share) <= 1.0:
             raise CallerMistake(
                 f"checkpoint={share!r} for {type(model).__qualname__}, with {len(blocks)} repeated blocks",
-                expected="a model that repeats blocks, and the share of them that is computed again: up to 1.0",
+                expected="a model that repeats blocks, and the share of them to compute again: up to 1.0",
                 remedy="leave checkpoint out, or put torch.utils.checkpoint into the model",
             )
         count = max(1, round(float(share) * len(blocks)))

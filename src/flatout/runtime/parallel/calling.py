@@ -14,7 +14,7 @@ _SAMPLES, _LENGTH = 2, 8
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One call of a linear layer: its name in the block, and which tensor it read (equal for the same one)."""
+    """A call of a linear layer: its name in the block, and which tensor it read (equal for the same one)."""
 
     name: str
     read: int
@@ -66,7 +66,7 @@ def _look_on(block: Any, run: Any) -> Called:
     hooks = [block.register_forward_pre_hook(on_block, with_kwargs=True)]
     for name, module in block.named_modules():
         if isinstance(module, torch.nn.Linear):
-            hooks.append(module.register_forward_pre_hook(on_linear(name)))  # noqa: PERF401
+            hooks.append(module.register_forward_pre_hook(on_linear(name)))
     try:
         with _as_in_evaluation(block), torch.no_grad():
             run()

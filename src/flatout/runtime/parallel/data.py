@@ -155,7 +155,7 @@ def _place_iterable(loader: Any, joined: Joined, data: Data, *, wanted: bool) ->
     mine, found = vars(loader), loader.dataset
     mine["dataset"] = EveryNth(found, joined.count, joined.rank)
     mine["_iterator"] = None
-    words = f"each rank takes every {joined.count}th sample of the stream; what is left over at its end is left out"
+    words = f"each rank takes every {joined.count}th sample of the stream; what fills no turn is left out"
 
     def undo() -> None:
         mine["dataset"], mine["_iterator"] = found, None

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: every rank holds the whole model, and gradients are averaged in the backward pass."""
+"""DistributedDataParallel: every rank holds the whole model, and gradients are averaged on the way back."""
 
 import contextlib
 import dataclasses
@@ -66,7 +66,7 @@ class Ddp(Wrapped):
         if self._static:
             raise CallerMistake(
                 "accumulating with static_graph=True",
-                expected="a graph that DistributedDataParallel may follow anew: it loses count of a static one",
+                expected="a graph that may be followed anew: torch loses count of a static one",
                 remedy="leave static_graph out",
             )
         with self.model.no_sync():
@@ -81,4 +81,4 @@ def _as_bf16(*, on_gpu: bool) -> Any:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     # torch asks for NCCL wherever it sees its hook by name; gloo sums bf16 as well.
-    return bf16_compress_hook if on_gpu else lambda state, bucket: bf16_compress_hook(state, bucket)
+    return bf16_compress_hook if on_gpu else lambda state, bucket: bf16_compress_hook(state, bucket)  # noqa: PLW0108

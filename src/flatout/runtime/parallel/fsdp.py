@@ -18,7 +18,7 @@ class FsdpOptions:
 
     # Blocks compute in bf16 from parameters that stay as they are; gradients are summed in float32.
     precision: Literal["bf16"] | None = None
-    # Whether a block's parameters are let go between forward and backward; a number: spread over so few ranks.
+    # Whether a block's parameters are let go between forward and backward; a number: kept by so few ranks.
     reshard: bool | int = True
     # Parameters, gradients and optimizer states wait on the host.
     offload: bool = False
@@ -53,7 +53,8 @@ class Fsdp(Wrapped):
         units = f"{len(blocks)} blocks and the rest" if blocks else "as one piece: no blocks repeat"
         super().__init__(
             job,
-            reason=f"parameters, gradients and optimizer states are spread over {job.joined.count} ranks, {units}"
+            reason="parameters, gradients and optimizer states are spread over "
+            f"{job.joined.count} ranks, {units}"
             + (", on the host" if options.offload else "")
             + (", computing in bf16" if options.precision else "")
             + self._again.words,

@@ -1,7 +1,8 @@
 """The other ranks of a training: finding them, waiting for them in bounded time, and naming who failed."""
 
 import contextlib
-import datetime
+import datetime as dt
+import itertools
 import os
 import sys
 import time
@@ -14,14 +15,17 @@ from flatout.runtime.stopping import store_of_ranks
 _FROM_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start several processes and leave it to each to find the others.
 _OTHER_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_FAILED = "flatout/parallel/failed"
 _POLL_S = 0.02
+_made = itertools.count()
+# Trainings that are under way; whether the process group is ours to take down with the last of them.
+_in_use: set[str] = set()
+_group_is_ours = False
 
 
 class Joined:
     """This process among those that train together; one that is alone is the first of one."""
 
-    def __init__(self, *, device: Any, local_rank: int, timeout_s: float, ours: bool) -> None:
+    def __init__(self, *, device: Any, local_rank: int, timeout_s: float) -> None:
         import torch.distributed as dist
 
         is_on = dist.is_available() and dist.is_initialized()
@@ -32,10 +36,11 @@ class Joined:
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         self.device = device
         self.timeout_s = timeout_s
-        # Whether we made the process group, and may take it down.
-        self._ours = ours
         self._store = store_of_ranks()
+        # Every rank joins in the same order; words of one training are not another's.
+        self._name = f"flatout/parallel/{next(_made)}"
         self._barriers = 0
+        _in_use.add(self._name)
 
     @property
     def has_group(self) -> bool:
@@ -49,7 +54,7 @@ class Joined:
         if self._store is None:
             return
         self._barriers += 1
-        name = f"flatout/parallel/barrier/{self._barriers}"
+        name = f"{self._name}/barrier/{self._barriers}"
         waits_s = self.timeout_s if timeout_s is None else timeout_s
         self._store.set(f"{name}/{self.rank}", "here")
         missing = [rank for rank in range(self.count) if rank != self.rank]
@@ -76,7 +81,7 @@ class Joined:
 
     @property
     def speaks_on(self) -> Any:
-        """Where small tensors must be that travel between ranks: the host, unless the group has NCCL alone."""
+        """Where tensors must be that travel between ranks: the host, unless the group has NCCL alone."""
         import torch
         import torch.distributed as dist
 
@@ -86,8 +91,9 @@ class Joined:
     def failed_elsewhere(self) -> str:
         """The first failure that another rank has told of, or nothing."""
         with contextlib.suppress(Exception):  # the store may be gone with whoever kept it
-            if self._store is not None and self._store.check([_FAILED]):
-                rank, _, words = self._store.get(_FAILED).decode().partition(":")
+            key = f"{self._name}/failed"
+            if self._store is not None and self._store.check([key]):
+                rank, _, words = self._store.get(key).decode().partition(":")
                 return f"rank {rank} failed: {words}" if int(rank) != self.rank else ""
         return ""
 
@@ -96,7 +102,7 @@ class Joined:
         words = f"{self.rank}:{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):
             if self._store is not None:
-                self._store.compare_set(_FAILED, "", words)
+                self._store.compare_set(f"{self._name}/failed", "", words)
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
             with contextlib.suppress(Exception):
                 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -111,12 +117,14 @@ class Joined:
             )
 
     def leave(self, *, failed: bool = False) -> None:
-        """Take the process group down, where it is ours."""
+        """Take the process group down, where it is ours and nobody else uses it."""
+        global _group_is_ours  # noqa: PLW0603 - torch has one for the process, too
         import torch.distributed as dist
 
-        if not self._ours or not self.has_group:
+        _in_use.discard(self._name)
+        if _in_use or not _group_is_ours or not self.has_group:
             return
-        self._ours = False
+        _group_is_ours = False
         # After a failure NCCL would wait for the others; gloo's closed connections tell them at once.
         if not failed or dist.get_backend() == "gloo":
             with contextlib.suppress(Exception):
@@ -129,6 +137,7 @@ def join(*, timeout_s: float, device: Any = None, even_alone: bool = False) -> J
     A process group that exists is used and left as it is. NCCL where there are GPUs, one for each local rank,
     and gloo beside it for tensors of the host; gloo alone elsewhere.
     """
+    global _group_is_ours  # noqa: PLW0603 - torch has one for the process, too
     import torch.distributed as dist
 
     environment = os.environ
@@ -136,9 +145,9 @@ def join(*, timeout_s: float, device: Any = None, even_alone: bool = False) -> J
     count = _count(environment)
     where = _device(device, local_rank)
     if dist.is_available() and dist.is_initialized():
-        return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s, ours=False)
+        return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s)
     if count == 1 and not even_alone:
-        return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s, ours=False)
+        return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s)
     if not dist.is_available():
         raise CallerMistake(
             "a torch that was built without torch.distributed",
@@ -146,18 +155,20 @@ def join(*, timeout_s: float, device: Any = None, even_alone: bool = False) -> J
             remedy="install torch from pytorch.org, or start one process",
         )
     _start_group(where, count, timeout_s)
-    return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s, ours=True)
+    _group_is_ours = True
+    return Joined(device=where, local_rank=local_rank, timeout_s=timeout_s)
 
 
 def _start_group(device: Any, count: int, timeout_s: float) -> None:
     import torch.distributed as dist
 
-    more: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout_s)}
+    hash_store: Any = vars(dist)["HashStore"]
+    more: dict[str, Any] = {"timeout": dt.timedelta(seconds=timeout_s)}
     backend = "gloo"
     if device.type == "cuda":
         backend, more["device_id"] = "cpu:gloo,cuda:nccl", device
     if count == 1:  # no launcher is needed, and none may be there
-        more |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        more |= {"store": hash_store(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, **more)
 
 

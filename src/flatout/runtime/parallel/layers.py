@@ -1,7 +1,7 @@
 """Layers spread over devices: successive blocks of one model on successive devices of one process.
 
-A hook before each placed module brings its inputs to its device. One device works at a time: this is for models
-that no single device holds, not for speed.
+A hook before each placed module brings its inputs to its device. One device works at a time: this is for
+models that no single device holds, not for speed.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Layers(Wrapped):
         blocks = repeated_blocks(torch, [job.model])
         if len(blocks) < len(devices):
             raise CallerMistake(
-                f"{type(job.model).__qualname__} with {len(blocks)} repeated blocks, for {len(devices)} devices",
+                f"{type(job.model).__qualname__}: {len(blocks)} repeated blocks, for {len(devices)} devices",
                 expected="at least one block for each device",
                 remedy="give fewer devices",
             )
@@ -58,6 +58,7 @@ class Layers(Wrapped):
             reason=f"{len(blocks)} blocks on {len(devices)} devices ({per_device}), one at work at a time"
             + self._again.words,
         )
+        self.device = devices[0]
 
     def close(self) -> None:
         """Nothing is moved any more; parameters stay where they are."""
@@ -123,13 +124,12 @@ def _parts(model: Any, blocks: set[int]) -> Any:
 def _ties_together(model: Any, placed: dict[str, int]) -> dict[str, int]:
     """Parts that share a parameter are where the first of them is."""
     first: dict[int, int] = {}
-    for name in placed:
-        for one in model.get_submodule(name).parameters():
-            if id(one) in first:
-                placed[name] = first[id(one)]
-        for one in model.get_submodule(name).parameters():
-            first.setdefault(id(one), placed[name])
-    return placed
+    together = {}
+    for name, at in placed.items():
+        held = [id(one) for one in model.get_submodule(name).parameters()]
+        together[name] = next((first[one] for one in held if one in first), at)
+        first |= {one: together[name] for one in held if one not in first}
+    return together
 
 
 def _place(model: Any, placement: dict[str, int], devices: list[Any]) -> Any:

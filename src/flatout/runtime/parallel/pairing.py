@@ -1,9 +1,9 @@
 """Which linear layers of a block can be divided: first by columns, then by rows, in pairs.
 
 Layers that read the same tensor (a query, a key and a value; a gate and its partner) are divided by columns:
-each rank computes some of their outputs. The next layer, which brings back the block's width, is divided by rows:
-each rank reads what it has, and the results are summed. What lies between must treat outputs one by one or by
-heads, which shapes alone do not tell: it is proven afterwards.
+each rank computes some of their outputs. The next layer, which brings back the block's width, is divided by
+rows: each rank reads what it has, and the results are summed. What lies between must treat outputs one by one
+or by heads, which shapes alone do not tell: it is proven afterwards.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.runtime.parallel.calling import Called
-
 
 _FUSED = "things in one"
 

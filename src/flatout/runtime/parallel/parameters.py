@@ -90,7 +90,7 @@ def to_device(model: Any, optimizer: Any, device: Any) -> None:
 
 
 def from_first(model: Any, joined: Any) -> None:
-    """Parameters and buffers as the first rank has them: ranks that were seeded apart would train a mixture."""
+    """Parameters and buffers as the first rank has them: ranks seeded apart would train a mixture."""
     if joined.count == 1:
         return
     import torch

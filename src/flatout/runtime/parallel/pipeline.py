@@ -1,10 +1,10 @@
 """Pipeline parallel: successive blocks on successive ranks, micro-batches travelling through them.
 
-A stage runs the model's own forward, as it was written, and leaves out what is not its own: blocks before it are
-skipped, its first block reads what the stage before has sent, and forward is left after its last block. What
-lies before the blocks (masks, positions) is worked out on each stage from the batch itself, but layers with
-parameters that belong to another stage answer with zeros. That this computes what the model computes is proven
-on a sample before anything is divided.
+A stage runs the model's own forward, as it was written, and leaves out what is not its own: blocks before it
+are skipped, its first block reads what the stage before has sent, and forward is left after its last block.
+What lies before the blocks (masks, positions) is worked out on each stage from the batch itself, but layers
+with parameters that belong to another stage answer with zeros. That this computes what the model computes is
+proven on a sample before anything is divided.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from flatout.levers.blocks import repeated_blocks
 from flatout.records.errors import CallerMistake
 from flatout.runtime.parallel.calling import to
 from flatout.runtime.parallel.parameters import follow, from_first, layout_of, named
-from flatout.runtime.parallel.stages import Cut, Stage, let_go, owners, proven, seen
 from flatout.runtime.parallel.wrapped import Job, Wrapped
 
 
@@ -34,6 +33,9 @@ class Pipeline(Wrapped):
     data = "alike"
 
     def __init__(self, job: Job, options: PipelineOptions) -> None:
+        # torch is loaded with it.
+        from flatout.runtime.parallel.stages import Stage, let_go, owners, proven, seen
+
         joined = job.joined
         self._microbatches = options.microbatches or 2 * joined.count
         self._schedule_name = options.schedule
@@ -59,7 +61,7 @@ class Pipeline(Wrapped):
         super().__init__(
             job,
             model=self.stage,
-            reason=f"{len(blocks)} blocks are divided over {joined.count} stages ({sizes}); batches travel in "
+            reason=f"{len(blocks)} blocks are divided over {joined.count} stages ({sizes}); batches go in "
             f"{self._microbatches} parts by {options.schedule}; proven on a sample",
         )
 
@@ -71,15 +73,17 @@ class Pipeline(Wrapped):
         joined = self.joined
         batch = to(batch, joined.device)
         self._insist_on_shape(batch)
-        losses: list[Any] = []
         self._loss_fn = loss_fn
-        args = _positional(batch) if joined.rank == 0 else ()
+        losses: list[Any] = []
         last = joined.rank == joined.count - 1
         more: dict[str, Any] = {"target": to(target, joined.device), "losses": losses} if last else {}
+        args = _positional(batch) if joined.rank == 0 else ()
+        earlier = self._set_shared_aside()
         self._schedule.step(*args, **_by_keyword(batch, first=joined.rank == 0), **more)
-        self._sum_shared()
-        loss = torch.stack([one.detach() for one in losses]).mean() if last else torch.zeros((), device=joined.device)
-        loss = loss.float()
+        self._sum_shared(earlier)
+        loss = torch.zeros((), device=joined.device)
+        for one in losses:
+            loss += one.detach()
         dist.broadcast(loss, joined.count - 1)
         return loss
 
@@ -91,22 +95,32 @@ class Pipeline(Wrapped):
         if self._made_schedule is None:
             joined = self.joined
             stage = pipelining.PipelineStage(self.stage, joined.rank, joined.count, joined.device)
-            kind = pipelining.Schedule1F1B if self._schedule_name == "1f1b" else pipelining.ScheduleGPipe
-            self._made_schedule = kind(stage, self._microbatches, loss_fn=self._loss_of)
+            kind: Any = pipelining.Schedule1F1B if self._schedule_name == "1f1b" else pipelining.ScheduleGPipe
+            # torch would scale gradients at the end, and with them those of earlier steps.
+            self._made_schedule = kind(stage, self._microbatches, loss_fn=self._loss_of, scale_grads=False)
         return self._made_schedule
 
     def _loss_of(self, output: Any, target: Any) -> Any:
-        return self._loss_fn(output, target)
+        return self._loss_fn(output, target) / self._microbatches
 
-    def _sum_shared(self) -> None:
+    def _set_shared_aside(self) -> list[Any]:
+        """Gradients of earlier steps that all stages have got already."""
+        earlier = [parameter.grad for parameter, _ in self._shared]
+        for parameter, _ in self._shared:
+            parameter.grad = None
+        return earlier
+
+    def _sum_shared(self, earlier: list[Any]) -> None:
         """Parameters that several stages hold get the gradients of all of them."""
         import torch
         import torch.distributed as dist
 
-        for parameter, group in self._shared:
+        for (parameter, group), before in zip(self._shared, earlier, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
+            if before is not None:
+                parameter.grad += before
 
     def _insist_on_shape(self, batch: Any) -> None:
         """Stages have agreed on what travels between them."""
@@ -151,13 +165,19 @@ def _insist_on_blocks(job: Job, options: PipelineOptions) -> list[Any]:
     blocks = repeated_blocks(torch, [job.model])
     if len(blocks) < job.joined.count:
         raise CallerMistake(
-            f"{type(job.model).__qualname__} with {len(blocks)} repeated blocks, and {job.joined.count} ranks",
+            f"{type(job.model).__qualname__}: {len(blocks)} repeated blocks, and {job.joined.count} ranks",
             expected="at least one block for each rank: a pipeline is cut between repeated blocks",
             remedy="use strategy='fsdp', which needs none" if not blocks else "start fewer ranks",
         )
     if options.schedule not in ("1f1b", "gpipe"):
         raise CallerMistake(
             f"schedule={options.schedule!r}", expected="'1f1b' or 'gpipe'", remedy="choose one of these"
+        )
+    if options.schedule == "1f1b" and (options.microbatches or job.joined.count) < job.joined.count:
+        raise CallerMistake(
+            f"microbatches={options.microbatches} for {job.joined.count} stages",
+            expected="at least as many parts as stages, by 1f1b",
+            remedy=f"microbatches={2 * job.joined.count}, or schedule='gpipe'",
         )
     if job.sample is None:
         raise CallerMistake(
@@ -168,8 +188,10 @@ def _insist_on_blocks(job: Job, options: PipelineOptions) -> list[Any]:
     return blocks
 
 
-def _cuts(blocks: list[Any], stages: int) -> list[Cut]:
+def _cuts(blocks: list[Any], stages: int) -> list[Any]:
     """Where each stage begins and ends: as even as whole blocks allow, the middle ones taking more."""
+    from flatout.runtime.parallel.stages import Cut
+
     whole, more = divmod(len(blocks), stages)
     # The ends have embeddings and heads beside their blocks.
     longer = sorted(range(stages), key=lambda at: abs(at - (stages - 1) / 2))[:more]

@@ -1,7 +1,7 @@
 """Divides blocks as planned, after a copy of the first has shown that it computes what the block computes.
 
-Code between two divided layers often counts heads or widths by itself (`view(batch, length, self.heads, -1)`):
-with whole counts it would run, and be wrong. So counts are divided where that is needed, and only a copy whose
+Code between two divided layers often counts heads by itself (`view(batch, length, self.heads, -1)`): with
+whole counts it would run, and be wrong. So counts are divided where that is needed, and only a copy whose
 output and gradients agree with the original's decides which.
 """
 
@@ -21,6 +21,7 @@ _FAR_SMALLER = 0.1
 
 def divided_as_proven(blocks: list[Any], found: Found, seen: Called, mesh: Any) -> list[str]:
     """Divide every block; the names of counts that were divided with it. Raises CallerMistake unproven."""
+    _insist_on_alike(blocks, found)
     expected = _answer(blocks[0], seen)
     tried = []
     for counts in _ways(blocks[0], found, mesh.size()):
@@ -39,11 +40,28 @@ def divided_as_proven(blocks: list[Any], found: Found, seen: Called, mesh: Any) 
             remedy="start as many ranks as divide the heads, or partly=True with a plan for the other layers",
         )
     raise CallerMistake(
-        f"a {type(blocks[0]).__qualname__} that computes something else once {', '.join(found.styles)} are divided: "
-        + tried[-1],
+        f"a {type(blocks[0]).__qualname__} that computes something else once {', '.join(found.styles)} "
+        f"are divided: {tried[-1]}",
         expected="the same output and gradients on a sample",
         remedy="give a plan={...} of layers that can be divided, or use strategy='fsdp'",
     )
+
+
+def _insist_on_alike(blocks: list[Any], found: Found) -> None:
+    """What is proven on one block holds for those of the same shapes and counts alone."""
+    kinds = {
+        (
+            tuple((name, tuple(one.shape)) for name, one in block.named_parameters()),
+            tuple(sorted(_counts(block, found, lambda *_about: True).items())),
+        )
+        for block in blocks
+    }
+    if len(kinds) > 1:
+        raise CallerMistake(
+            f"{len(blocks)} blocks of {len(kinds)} different shapes",
+            expected="blocks that are alike, but for their values",
+            remedy="use strategy='fsdp', which takes them as they come",
+        )
 
 
 def _ways(block: Any, found: Found, ranks: int) -> Iterator[dict[str, int]]:

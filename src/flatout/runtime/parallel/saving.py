@@ -137,9 +137,10 @@ def _whole(value: Any) -> Any:
 
     if not isinstance(value, torch.Tensor):
         return value
+    whole: Any = value
     if is_sharded(value):
-        value = value.full_tensor()
-    return value.detach().to("cpu", copy=True)
+        whole = whole.full_tensor()
+    return whole.detach().to("cpu", copy=True)
 
 
 def _sent(local: dict[str, Any], joined: Joined) -> Iterator[tuple[str, Any]]:
@@ -161,7 +162,7 @@ def _sent(local: dict[str, Any], joined: Joined) -> Iterator[tuple[str, Any]]:
     yield from ((name, _whole(one)) for name, one in local.items())
     for rank in range(1, joined.count):
         for name, one in told[rank].items():
-            if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], torch.dtype)):  # noqa: PLR2004
+            if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], torch.dtype)):
                 yield name, one
                 continue
             room = torch.empty(one[0], dtype=one[1], device=joined.speaks_on)

@@ -28,7 +28,7 @@ class Forward:
     """What a forward pass of the whole model showed."""
 
     output: Any
-    # Layers with parameters of their own that ran before the first block, with what they gave; and after the last.
+    # Layers with parameters of their own that ran before the first block, with what they gave, and after it.
     before: dict[Any, Any]
     after: frozenset[Any]
     # Whether a block gives a tuple that begins with what the next one reads.
@@ -117,9 +117,11 @@ def _zeros_like(given: Any) -> Any:
 
 
 def seen(model: Any, blocks: list[Any], part: Any) -> Forward:
-    """One forward pass in evaluation: what runs before and after the blocks, which must run in their order."""
+    """One forward pass in evaluation: what runs before and after the blocks, which must run in order."""
     inside = {id(module) for block in blocks for module in block.modules()}
-    around = {id(module) for module in model.modules() if any(block in [*module.modules()] for block in blocks)}
+    around = {
+        id(module) for module in model.modules() if any(block in [*module.modules()] for block in blocks)
+    }
     before: dict[Any, Any] = {}
     after: set[Any] = set()
     order: list[int] = []
@@ -210,7 +212,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def owners(model: Any, blocks: list[Any], cuts: list[Cut], forward: Forward) -> dict[str, tuple[int, ...]]:
-    """The stages that use each parameter. What no layer has for itself may be needed anywhere: all hold it."""
+    """The stages that use each tensor. What no layer has for itself may be needed anywhere: all hold it."""
     used: dict[int, set[int]] = {}
 
     def use(module: Any, stage: int, *, recurse: bool) -> None:

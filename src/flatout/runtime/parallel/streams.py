@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 
 class EveryNth(IterableDataset[Any]):
-    """Of each `count` samples, the one at `rank`. What does not fill a turn is left out: ranks have as many."""
+    """Of each `count` samples, the one at `rank`. What fills no turn is left out: ranks have as many."""
 
     def __init__(self, data_set: Any, count: int, rank: int) -> None:
         self._data_set = data_set

@@ -1,4 +1,4 @@
-"""Tensor parallel: the linear layers of each repeated block are divided over the ranks, and proven to be right."""
+"""Tensor parallel: the linear layers of each repeated block are divided over the ranks, and proven right."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from flatout.levers.blocks import repeated_blocks
 from flatout.records.errors import CallerMistake
 from flatout.runtime.parallel.again import Again
 from flatout.runtime.parallel.calling import Called, called_with
-from flatout.runtime.parallel.parameters import Layout, follow, from_first, layout_of, named, to_device
 from flatout.runtime.parallel.pairing import Found, find_pairs
+from flatout.runtime.parallel.parameters import Layout, follow, from_first, layout_of, named, to_device
 from flatout.runtime.parallel.proving import divided_as_proven
 from flatout.runtime.parallel.wrapped import Job, Wrapped
 
@@ -90,20 +90,30 @@ def _insist_on_all(block: Any, found: Found, options: TensorOptions) -> None:
     if not found.styles or (whole and not options.partly and options.plan is None):
         why = f" ({'; '.join(found.left)})" if found.left else ""
         raise CallerMistake(
-            f"a {type(block).__qualname__} of which {', '.join(whole) or 'nothing'} cannot be divided for certain{why}",
+            f"a {type(block).__qualname__} with {', '.join(whole) or 'nothing'} that cannot be divided{why}",
             expected="linear layers in pairs: some that read the block's width, then one that brings it back",
-            remedy="give a plan={'attention.q': 'column', 'attention.out': 'row', ...}, or partly=True to keep "
-            "these whole on every rank"
+            remedy="give a plan={'attention.q': 'column', 'attention.out': 'row', ...}, or partly=True to "
+            "keep these whole on every rank"
             if found.styles
             else "give a plan={...} of the block's linear layers, or use strategy='fsdp'",
         )
 
 
 def _same_random_numbers(job: Job) -> None:
-    """Dropout beside the divided layers must drop the same on all ranks."""
+    """Dropout beside the divided layers must drop the same on all ranks: all go on from the first's."""
     import torch
+    import torch.distributed as dist
 
-    torch.manual_seed(job.joined.of_first(torch.initial_seed() % 2**62))
+    where = job.joined.speaks_on
+    on_gpu = job.joined.device.type == "cuda"
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(job.joined.device)] if on_gpu else [])]
+    for state in states:
+        told = state.to(where)
+        dist.broadcast(told, 0)
+        state.copy_(told)
+    torch.set_rng_state(states[0])
+    if on_gpu:
+        torch.cuda.set_rng_state(states[1], job.joined.device)
 
 
 def _insist_on_no_scheduler(optimizer: Any) -> None:

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flatout.runtime.parallel.joining import Joined, Watch
 from flatout.runtime.parallel.parameters import Layout
 from flatout.runtime.parallel.saving import load_model, load_optimizer, whole_model, whole_optimizer
 from flatout.runtime.parallel.wrapped import Wrapped, mark
+from flatout.runtime.stopping import Stopped
 
 
 class World:
@@ -76,12 +76,12 @@ class World:
     @property
     def device(self) -> Any:
         """Where batches belong."""
-        return self._joined.device
+        return self._wrapped.device
 
     # Training
 
     def accumulating(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of one part of a larger batch; gradients travel with the `last` alone.
+        """Around forward and backward of part of a larger batch; gradients travel with the `last` alone.
 
         Divide each loss by the number of parts. With FSDP, gradients stay whole on each rank meanwhile.
         """
@@ -96,7 +96,7 @@ class World:
         return self._wrapped.train_step(batch, target, loss_fn)
 
     def clip(self, most: float) -> Any:
-        """Scale all gradients so that their norm, over all ranks and parameters, is at most this; the norm."""
+        """Scale all gradients so that their norm over all ranks and parameters is at most this; the norm."""
         return clip(self._wrapped, most)
 
     def mean(self, value: Any) -> Any:
@@ -155,7 +155,7 @@ class World:
     # The end
 
     def close(self) -> None:
-        """Wait for the others, put back what can be, and leave; raises JobFailed where another rank failed."""
+        """Wait for the others, put back what can be, and leave; raises JobFailed if another rank failed."""
         if not self._is_open:
             return
         try:
@@ -185,10 +185,11 @@ class World:
         if error is None:
             self.close()
             return
-        # Ranks that were asked to stop leave together; only what nobody asked for is told as a failure.
-        if not isinstance(error, SystemExit) or error.code not in (0, None):
+        # Ranks that were asked to stop leave together: that is no failure.
+        failed = not isinstance(error, Stopped)
+        if failed:
             self._watch.note(error)
-        self._leave(failed=True)
+        self._leave(failed=failed)
 
     def __repr__(self) -> str:
         return f"<{self.strategy}, rank {self.rank} of {self.count}: {self.reason}>"

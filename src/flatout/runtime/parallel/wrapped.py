@@ -40,6 +40,8 @@ class Wrapped:
         self.bare = job.model
         self.optimizer = job.optimizer
         self.reason = reason
+        # Where batches belong.
+        self.device = job.joined.device
 
     @contextlib.contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:  # noqa: ARG002 - others need it

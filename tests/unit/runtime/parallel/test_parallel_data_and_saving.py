@@ -222,8 +222,13 @@ def refused(folder: Path) -> dict[str, str]:
     refuse("no sample", "pipeline")
     refuse("backwards", "pipeline", Backwards(), sample=torch.randn(8, 2, 16))
     refuse("uneven", "pipeline", sample=sample[:3])
+    refuse("few parts", "pipeline", sample=sample, microbatches=1)
     refuse("processes", "layers")
-    refuse("batches", "ddp", loader=loader_of(batch_sampler=OwnBatches(SequentialSampler(text()), 2, False), **_BARE))
+    refuse(
+        "batches",
+        "ddp",
+        loader=loader_of(batch_sampler=OwnBatches(SequentialSampler(text()), 2, False), **_BARE),
+    )
     weighted = WeightedRandomSampler([1.0] * 16, 16)
     refuse("sampler", "ddp", loader=loader_of(sampler=weighted, shuffle=False))
     refuse("stream", "ddp", loader=loader_of(Numbers(), shuffle=False))
@@ -232,7 +237,9 @@ def refused(folder: Path) -> dict[str, str]:
     refuse("no loader", "ddp", loader=[1, 2, 3])
     scheduled, its = seeded()
     torch.optim.lr_scheduler.StepLR(its, 1)
-    told["scheduler"] = said_by(lambda: flatout.parallel("tensor", model=scheduled, optimizer=its, sample=sample))
+    told["scheduler"] = said_by(
+        lambda: flatout.parallel("tensor", model=scheduled, optimizer=its, sample=sample)
+    )
     told["foreign"] = said_by(lambda: flatout.parallel("fsdp", model=seeded()[0], optimizer=optimizer))
     with flatout.parallel("fsdp", model=model, optimizer=optimizer) as world:
         told["twice"] = said_by(lambda: flatout.parallel("ddp", model=model))
@@ -344,10 +351,11 @@ def test_a_checkpoint_of_a_world_goes_on_in_the_middle_of_an_epoch(played: list[
         ("mixing", "computes something else once up, down are divided"),
         ("no blocks to divide", "no blocks repeat"),
         ("wrong plan", "a plan with 'attention.query'"),
-        ("no blocks", "Linear with 0 repeated blocks, and 2 ranks"),
+        ("no blocks", "Linear: 0 repeated blocks, and 2 ranks"),
         ("no sample", "a pipeline without a sample"),
         ("backwards", "in the order [3, 2, 1, 0]"),
         ("uneven", "a batch of 3 samples, in 4 parts"),
+        ("few parts", "microbatches=1 for 2 stages"),
         ("processes", "strategy='layers' with 2 processes"),
         ("batches", "a batch sampler of its own (OwnBatches)"),
         ("sampler", "a sampler of its own (WeightedRandomSampler)"),

@@ -31,10 +31,13 @@ STEPS = 4
 CLIP = 0.5
 
 
-def trained(strategy: str, *, steps: int = STEPS, parts: int = 1, clip: float | None = CLIP, **options: Any) -> Any:
+def trained(
+    strategy: str, *, steps: int = STEPS, parts: int = 1, clip: float | None = CLIP, **options: Any
+) -> Any:
     # Ranks that were seeded apart train the first one's model.
     model, optimizer = seeded(seed=dist.get_rank() if dist.is_initialized() else 0)
     sample = next(batches(1))[0]
+    sample = sample[: len(sample) // parts]
     more = {"sample": sample} if strategy in ("tensor", "pipeline") else {}
     with flatout.parallel(strategy, model=model, optimizer=optimizer, **more, **options) as world:
         return together(world, steps, parts=parts, clip=clip)
@@ -73,6 +76,7 @@ def every_strategy(folder: Path) -> dict[str, Any]:
         "fsdp": trained("fsdp"),
         "tensor": trained("tensor"),
         "pipeline": trained("pipeline", microbatches=4),
+        "pipeline in parts": trained("pipeline", microbatches=4, parts=2),
     }
 
 

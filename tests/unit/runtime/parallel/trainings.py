@@ -32,7 +32,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Any) -> Any:
         batch, length, _ = x.shape
-        q, k, v = (one(x).view(batch, length, self.heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (
+            one(x).view(batch, length, self.heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, -1))
 
@@ -90,7 +92,9 @@ def loss_of(output: Any, target: Any) -> Any:
     return F.cross_entropy(output.reshape(-1, VOCABULARY), target.reshape(-1))
 
 
-def alone(model: Any, optimizer: Any, steps: int, *, first: int = 0, clip: float | None = None) -> list[float]:
+def alone(
+    model: Any, optimizer: Any, steps: int, *, first: int = 0, clip: float | None = None
+) -> list[float]:
     """What one process gives, without Flatout."""
     losses = []
     for inputs, targets in batches(steps, first=first):
@@ -104,18 +108,20 @@ def alone(model: Any, optimizer: Any, steps: int, *, first: int = 0, clip: float
     return losses
 
 
-def together(world: Any, steps: int, *, first: int = 0, parts: int = 1, clip: float | None = None) -> list[float]:
+def together(
+    world: Any, steps: int, *, first: int = 0, parts: int = 1, clip: float | None = None
+) -> list[float]:
     """The same steps: ranks that see different samples take theirs of each batch, in so many parts."""
     losses = []
-    for inputs, targets in batches(steps, first=first):
-        if world.strategy in ("ddp", "fsdp"):
-            inputs, targets = inputs[world.rank :: world.count], targets[world.rank :: world.count]
+    mine = slice(world.rank, None, world.count) if world.strategy in ("ddp", "fsdp") else slice(None)
+    for whole, whole_targets in batches(steps, first=first):
+        inputs, targets = whole[mine], whole_targets[mine]
         world.optimizer.zero_grad()
         total = 0.0
         for at, (x, y) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
             with world.accumulating(last=at == parts - 1):
                 if world.strategy == "pipeline":
-                    total += world.train_step(x, y, loss_of).item()
+                    total += world.train_step(x, y, lambda *given: loss_of(*given) / parts).item()
                 else:
                     loss = loss_of(world.model(x), y) / parts
                     loss.backward()
@@ -152,9 +158,12 @@ def played_by(ranks: int, script: str, folder: Path) -> list[dict[str, Any]]:
         port = free.getsockname()[1]
     common = {
         **os.environ,
-        **{"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-        **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[4])},
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[4]),
     }
     if sys.platform == "linux":
         common["GLOO_SOCKET_IFNAME"] = "lo"
