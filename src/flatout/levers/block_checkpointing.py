@@ -73,6 +73,7 @@ class BlockCheckpointing(Lever):
 
 
 def checkpointed(torch: Any, block: Any, forward: Any) -> Any:
+    """A block's forward that keeps its input alone while it trains."""
     from torch.utils.checkpoint import checkpoint
 
     norms = [

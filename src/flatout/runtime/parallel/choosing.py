@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 from flatout.hardware.host import available_memory_bytes
+from flatout.records.words import memory_size, percent
 from flatout.runtime.parallel.joining import Joined
 
 # Of a device's memory, what parameters, gradients and optimizer states may take: activations need the rest.
 _FOR_STATES = 0.6
-_GIB = 2**30
 # Tensors of a parameter's size that optimizers keep once they have made a step.
 _STATES = {"SGD": 0, "Adagrad": 1, "Adafactor": 0, "Adadelta": 2, "RMSprop": 1, "Rprop": 2, "Muon": 1}
 _STATES_OF_MOST = 2
@@ -31,8 +31,8 @@ def choose(model: Any, optimizer: Any, joined: Joined, memory_bytes: int | None 
     has = memory_bytes if memory_bytes is not None else _memory_of(joined)
     fits = needs <= _FOR_STATES * has
     words = (
-        f"parameters, gradients and optimizer states take {needs / _GIB:.2f} GiB, "
-        f"{'within' if fits else 'over'} {_FOR_STATES:.0%} of a device's {has / _GIB:.2f} GiB"
+        f"parameters, gradients and optimizer states take {memory_size(needs)}, "
+        f"{'within' if fits else 'over'} {percent(_FOR_STATES)} of a device's {memory_size(has)}"
     )
     if joined.count > 1:
         return Chosen("ddp" if fits else "fsdp", words)

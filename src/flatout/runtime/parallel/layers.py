@@ -55,8 +55,8 @@ class Layers(Wrapped):
         per_device = "/".join(str(on.count(at)) for at in range(len(devices)))
         super().__init__(
             job,
-            reason=f"{len(blocks)} blocks on {len(devices)} devices ({per_device}), one at work at a time"
-            + self._again.words,
+            reason=f"{len(blocks)} blocks on {len(devices)} device{'s' * (len(devices) > 1)} ({per_device}), "
+            "one at work at a time" + self._again.words,
         )
         self.device = devices[0]
 

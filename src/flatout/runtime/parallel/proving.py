@@ -6,6 +6,7 @@ output and gradients agree with the original's decides which.
 """
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,15 +18,17 @@ from flatout.runtime.parallel.pairing import Found
 # Sums of another order: a few roundings of the dtype, relative to the largest value.
 _ROUNDINGS = 256
 _FAR_SMALLER = 0.1
+_FLOAT32_BYTES = 4
 
 
 def divided_as_proven(blocks: list[Any], found: Found, seen: Called, mesh: Any) -> list[str]:
     """Divide every block; the names of counts that were divided with it. Raises CallerMistake unproven."""
     _insist_on_alike(blocks, found)
-    expected = _answer(blocks[0], seen)
+    first, seen = _exact(blocks[0]), _exact_input(seen)
+    expected = _answer(first, seen)
     tried = []
     for counts in _ways(blocks[0], found, mesh.size()):
-        problem = _tried(copy.deepcopy(blocks[0]), found, counts, seen, mesh, expected)
+        problem = _tried(copy.deepcopy(first), found, counts, seen, mesh, expected)
         if not problem:
             for block in blocks:
                 _divide(block, found, _own(block, counts), mesh)
@@ -45,6 +48,27 @@ def divided_as_proven(blocks: list[Any], found: Found, seen: Called, mesh: Any) 
         expected="the same output and gradients on a sample",
         remedy="give a plan={...} of layers that can be divided, or use strategy='fsdp'",
     )
+
+
+def _exact(block: Any) -> Any:
+    """In half precision, anything could pass for rounding: the proof is in float32."""
+    halves = any(one.is_floating_point() and one.itemsize < _FLOAT32_BYTES for one in block.parameters())
+    return copy.deepcopy(block).float() if halves else block
+
+
+def _exact_input(seen: Called) -> Called:
+    return dataclasses.replace(seen, args=_floats(seen.args), kwargs=_floats(seen.kwargs))
+
+
+def _floats(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        half = value.is_floating_point() and value.itemsize < _FLOAT32_BYTES
+        return value.float() if half else value
+    if isinstance(value, dict):
+        return {key: _floats(one) for key, one in value.items()}
+    return type(value)(_floats(one) for one in value) if isinstance(value, tuple | list) else value
 
 
 def _insist_on_alike(blocks: list[Any], found: Found) -> None:

@@ -161,4 +161,4 @@ def test_auto_takes_ddp_where_a_device_holds_all_states_else_fsdp() -> None:
     assert fits.strategy == "ddp"
     tight = choose(model, optimizer, ranks, memory_bytes=26_000_000)
     assert tight.strategy == "fsdp"
-    assert "0.01 GiB, over 60% of a device's 0.02 GiB" in tight.reason
+    assert "take 15 MiB, over 60 % of a device's 25 MiB" in tight.reason

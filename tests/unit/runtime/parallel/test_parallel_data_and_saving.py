@@ -216,6 +216,7 @@ def refused(folder: Path) -> dict[str, str]:
     refuse("heads", "tensor", Small(heads=1), sample=sample)
     refuse("fused", "tensor", nn.Sequential(*(Fused() for _ in range(2))))
     refuse("mixing", "tensor", nn.Sequential(*(Mixing() for _ in range(2))))
+    refuse("mixing in bf16", "tensor", nn.Sequential(*(Mixing() for _ in range(2))).bfloat16())
     refuse("no blocks to divide", "tensor", nn.Linear(4, 4))
     refuse("wrong plan", "tensor", Small(), sample=sample, plan={"attention.query": "column"})
     refuse("no blocks", "pipeline", nn.Linear(4, 4), sample=sample)
@@ -349,6 +350,7 @@ def test_a_checkpoint_of_a_world_goes_on_in_the_middle_of_an_epoch(played: list[
         ("heads", "attention.heads=1 and 2 ranks"),
         ("fused", "qkv gives 48, and out reads 16: it holds 3 things in one"),
         ("mixing", "computes something else once up, down are divided"),
+        ("mixing in bf16", "computes something else once up, down are divided"),
         ("no blocks to divide", "no blocks repeat"),
         ("wrong plan", "a plan with 'attention.query'"),
         ("no blocks", "Linear: 0 repeated blocks, and 2 ranks"),

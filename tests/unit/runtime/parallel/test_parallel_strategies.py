@@ -109,9 +109,14 @@ def gradients_of_parts(folder: Path) -> dict[str, Any]:
                 with world.accumulating(last=last):
                     loss_of(world.model(inputs[mine]), targets[mine]).backward()
                 gradient = world.bare.norm.weight.grad
-                norms.append(None if gradient is None else float(gradient.norm()))
+                norms.append(None if gradient is None else _norm(gradient))
         told[strategy] = norms
     return told
+
+
+def _norm(gradient: Any) -> float:
+    whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return float(whole.norm())
 
 
 def in_micro_batches(folder: Path) -> dict[str, Any]:
