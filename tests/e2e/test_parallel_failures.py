@@ -48,6 +48,7 @@ def run(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_a_rank_that_raises_is_named_by_the_others_and_by_torchrun(tmp_path: Path) -> None:
     done = run(tmp_path, "raises")
     assert done.returncode != 0
@@ -60,7 +61,7 @@ def test_a_rank_that_raises_is_named_by_the_others_and_by_torchrun(tmp_path: Pat
 
 
 @pytest.mark.full
-def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_rank_that_sleeps(tmp_path: Path) -> None:
     """It sleeps for longer than anybody here waits."""
     done = run(tmp_path, "sleeps")
     assert done.returncode != 0

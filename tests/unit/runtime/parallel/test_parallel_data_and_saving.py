@@ -1,15 +1,16 @@
 """Two real ranks: who reads what, what is saved and found again, and what is refused.
 
-The scenes are played by two processes of this very file, once for all tests.
+`player.py` has the ranks play the scenes of this file, once for all tests.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+# Ranks take their turns on a machine that is busy with other tests.
+pytestmark = pytest.mark.timeout(300)
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
@@ -28,8 +29,6 @@ from tests.unit.runtime.parallel.trainings import (  # noqa: E402
     batches,
     loader_of,
     loss_of,
-    play,
-    played_by,
     said_by,
     seeded,
     text,
@@ -168,15 +167,12 @@ def _whole(tensor: Any) -> Any:
 def checkpoints(folder: Path) -> dict[str, Any]:
     """A checkpoint in the middle of the second epoch, for a world as a whole."""
     told: dict[str, Any] = {}
-    for strategy in ("fsdp", "pipeline"):
-        parts = folder / f"kept-{strategy}"
-        with opened(strategy, loader=loader_of(batch_size=2)) as world:
-            whole = _run(world, parts, save_at=None)
-        with opened(strategy, loader=loader_of(batch_size=2)) as world:
-            _run(world, parts, save_at=6)
-        with opened(strategy, seed=3, loader=loader_of(batch_size=2)) as world:
-            resumed = _run(world, parts, save_at=None)
-        told[strategy] = [whole, resumed]
+    with opened("pipeline", loader=loader_of(batch_size=2)) as world:
+        told["whole"] = _run(world, folder / "kept", save_at=None)
+    with opened("pipeline", loader=loader_of(batch_size=2)) as world:
+        _run(world, folder / "kept", save_at=6)
+    with opened("pipeline", seed=3, loader=loader_of(batch_size=2)) as world:
+        told["resumed"] = _run(world, folder / "kept", save_at=None)
     return told
 
 
@@ -267,19 +263,35 @@ def partly(folder: Path) -> dict[str, Any]:
         return {"alike": torch.allclose(world.model(x), right, rtol=1e-4, atol=1e-5), "says": world.reason}
 
 
-SCENES = (reading, saving, checkpoints, refused, partly)
+def a_rank_raises(folder: Path) -> dict[str, str]:
+    """In the middle of a training; the other one waits at a barrier."""
+
+    def train() -> None:
+        with opened("ddp") as world:
+            if world.rank == 1:
+                raise ValueError("a planted mistake")
+            world.barrier()
+
+    return {"said": said_by(train)}
+
+
+def a_rank_does_not_come(folder: Path) -> dict[str, str]:
+    with opened("ddp") as world:
+        said = said_by(lambda: world.barrier(timeout_s=0.2)) if world.rank == 0 else ""
+        dist.barrier()
+        if world.rank == 1:  # too late, but there
+            world.barrier()
+    return {"said": said}
+
+
+SCENES = (reading, saving, checkpoints, refused, partly, a_rank_raises, a_rank_does_not_come)
 
 
 # What came of it -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return played_by(2, __file__, tmp_path_factory.mktemp("ranks"))
-
-
-def test_an_epoch_of_all_ranks_is_each_sample_once_in_another_order_each_time(played: list[Any]) -> None:
-    first, second = (told["reading"] for told in played)
+def test_an_epoch_of_all_ranks_is_each_sample_once_in_another_order_each_time(two: list[Any]) -> None:
+    first, second = (told["reading"] for told in two)
     for one, other in zip(first["apart"], second["apart"], strict=True):
         assert sorted(one + other) == list(range(16))
     assert len({tuple(epoch) for epoch in first["apart"]}) == 3
@@ -289,44 +301,44 @@ def test_an_epoch_of_all_ranks_is_each_sample_once_in_another_order_each_time(pl
     assert "each sample once an epoch" in first["says"]
 
 
-def test_ranks_that_share_a_batch_read_the_same(played: list[Any]) -> None:
-    first, second = (told["reading"]["alike"] for told in played)
+def test_ranks_that_share_a_batch_read_the_same(two: list[Any]) -> None:
+    first, second = (told["reading"]["alike"] for told in two)
     assert first == second
     assert first[0] != first[1]
     assert sorted(first[0]) == list(range(16))
 
 
-def test_what_does_not_divide_comes_twice_or_is_left_out_and_it_is_said(played: list[Any]) -> None:
-    first, second = (told["reading"] for told in played)
+def test_what_does_not_divide_comes_twice_or_is_left_out_and_it_is_said(two: list[Any]) -> None:
+    first, second = (told["reading"] for told in two)
     both = first["padded"] + second["padded"]
     assert (len(both), sorted({*both})) == (16, list(range(15)))
     assert "1 samples come twice an epoch" in first["padded says"]
     assert len({*first["dropped"], *second["dropped"]}) == 14
 
 
-def test_a_batch_that_is_kept_is_divided(played: list[Any]) -> None:
-    first, second = (told["reading"]["kept"] for told in played)
+def test_a_batch_that_is_kept_is_divided(two: list[Any]) -> None:
+    first, second = (told["reading"]["kept"] for told in two)
     together = [sorted(one + other) for one, other in zip(first, second, strict=True)]
     assert together == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
-def test_a_stream_is_divided_when_asked_and_workers_count_epochs_too(played: list[Any]) -> None:
-    first, second = (told["reading"] for told in played)
+def test_a_stream_is_divided_when_asked_and_workers_count_epochs_too(two: list[Any]) -> None:
+    first, second = (told["reading"] for told in two)
     assert (first["streamed"], second["streamed"]) == ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])
     assert first["by workers"][0] != first["by workers"][1]
     assert sorted(first["by workers"][1] + second["by workers"][1]) == list(range(16))
 
 
-def test_one_process_goes_on_with_what_ranks_saved(played: list[Any]) -> None:
-    told = played[0]["saving"]
+def test_one_process_goes_on_with_what_ranks_saved(two: list[Any]) -> None:
+    told = two[0]["saving"]
     for strategy in STRATEGIES:
         assert told[f"{strategy} saved"] == [True, True, True]
         assert told[f"{strategy} elsewhere"]
         assert told[f"{strategy} alone"] == pytest.approx(told["right"], rel=1e-4)
 
 
-def test_another_strategy_goes_on_with_what_one_saved(played: list[Any]) -> None:
-    for one in played:
+def test_another_strategy_goes_on_with_what_one_saved(two: list[Any]) -> None:
+    for one in two:
         told = one["saving"]
         crossed = [value for name, value in told.items() if " by " in name]
         assert len(crossed) == len(STRATEGIES)
@@ -335,13 +347,12 @@ def test_another_strategy_goes_on_with_what_one_saved(played: list[Any]) -> None
             assert losses == pytest.approx(told["right"], rel=1e-4)
 
 
-def test_a_checkpoint_of_a_world_goes_on_in_the_middle_of_an_epoch(played: list[Any]) -> None:
-    for told in played:
-        for strategy in ("fsdp", "pipeline"):
-            whole, resumed = told["checkpoints"][strategy]
-            assert (whole[0], resumed[0]) == (0, 6)
-            assert [one[0] for one in resumed[1:]] == [one[0] for one in whole[7:]], "the same samples"
-            assert [one[1] for one in resumed[1:]] == pytest.approx([one[1] for one in whole[7:]], rel=1e-4)
+def test_a_checkpoint_of_a_world_goes_on_in_the_middle_of_an_epoch(two: list[Any]) -> None:
+    for told in two:
+        whole, resumed = (told["checkpoints"][which] for which in ("whole", "resumed"))
+        assert (whole[0], resumed[0]) == (0, 6)
+        assert [one[0] for one in resumed[1:]] == [one[0] for one in whole[7:]], "the same samples"
+        assert [one[1] for one in resumed[1:]] == pytest.approx([one[1] for one in whole[7:]], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -374,20 +385,23 @@ def test_a_checkpoint_of_a_world_goes_on_in_the_middle_of_an_epoch(played: list[
         ("other shape", "drop_last=True"),
     ],
 )
-def test_wrong_use_is_refused_in_words_on_all_ranks(played: list[Any], what: str, words: str) -> None:
-    for told in played:
+def test_wrong_use_is_refused_in_words_on_all_ranks(two: list[Any], what: str, words: str) -> None:
+    for told in two:
         assert told["refused"][what].startswith("CallerMistake: "), told["refused"][what]
         assert words in told["refused"][what]
 
 
-def test_what_cannot_be_divided_for_certain_stays_whole_when_asked(played: list[Any]) -> None:
-    for told in played:
+def test_what_cannot_be_divided_for_certain_stays_whole_when_asked(two: list[Any]) -> None:
+    for told in two:
         assert told["partly"]["alike"]
         assert told["partly"]["says"].startswith("up, down of 2 blocks are divided")
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    play(SCENES, Path(sys.argv[1]))
-    dist.barrier()
-    dist.destroy_process_group()
+def test_a_rank_that_raises_is_named_by_the_others(two: list[Any]) -> None:
+    waiting, culprit = (told["a_rank_raises"]["said"] for told in two)
+    assert culprit == "ValueError: a planted mistake"
+    assert waiting.startswith("JobFailed: rank 1 failed: ValueError: a planted mistake")
+
+
+def test_a_rank_that_does_not_come_is_named_in_time(two: list[Any]) -> None:
+    assert "rank 1 did not come to the barrier within 0.2 s" in two[0]["a_rank_does_not_come"]["said"]

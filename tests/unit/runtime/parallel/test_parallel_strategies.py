@@ -1,18 +1,19 @@
 """Two and four real ranks learn what one process learns, by every strategy.
 
-The scenes are played by processes of this very file, once for all tests: each starts a torch of its own.
+`player.py` has the ranks play the scenes of this file, once for all tests.
 """
 
 import copy
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+# Ranks take their turns on a machine that is busy with other tests.
+pytestmark = pytest.mark.timeout(300)
 
 import torch.distributed as dist  # noqa: E402
 
@@ -21,8 +22,6 @@ from tests.unit.runtime.parallel.trainings import (  # noqa: E402
     alone,
     batches,
     loss_of,
-    play,
-    played_by,
     seeded,
     together,
 )
@@ -157,16 +156,6 @@ SCENES = (*CORE, fsdp_in_other_ways, rounded, gradients_of_parts, in_micro_batch
 # What came of it -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return played_by(2, __file__, tmp_path_factory.mktemp("two"))
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return played_by(4, __file__, tmp_path_factory.mktemp("four"))
-
-
 def test_ranks_find_each_other_and_leave_nothing_behind(two: list[dict[str, Any]]) -> None:
     for rank, told in enumerate(two):
         found = told["joining"]
@@ -227,9 +216,3 @@ def test_each_rank_holds_its_part_and_says_so(two: list[dict[str, Any]]) -> None
     assert math.isclose(shares[0]["fsdp"], 0.5, rel_tol=0.05)
     assert "attention.heads divided, too" in shares[0]["tensor says"]
     assert "(2/2)" in shares[0]["pipeline says"]
-
-
-if __name__ == "__main__":
-    ranks = int(_place()["world_size"])
-    play(SCENES if ranks == 2 else CORE, Path(sys.argv[1]))
-    dist.destroy_process_group()
