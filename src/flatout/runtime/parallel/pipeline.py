@@ -71,7 +71,7 @@ class Pipeline(Wrapped):
         import torch.distributed as dist
 
         joined = self.joined
-        batch = to(batch, joined.device)
+        batch = _packed(to(batch, joined.device))
         self._insist_on_shape(batch)
         self._loss_fn = loss_fn
         losses: list[Any] = []
@@ -220,6 +220,17 @@ def first_part(batch: Any, parts: int) -> Any:
     if isinstance(batch, tuple | list):
         return tuple(first_part(one, parts) for one in batch)
     return batch
+
+
+def _packed(value: Any) -> Any:
+    """Tensors without gaps: torch 2.10 compares strides, too."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.contiguous()
+    if isinstance(value, dict):
+        return {key: _packed(one) for key, one in value.items()}
+    return tuple(_packed(one) for one in value) if isinstance(value, tuple | list) else value
 
 
 def _positional(batch: Any) -> tuple[Any, ...]:

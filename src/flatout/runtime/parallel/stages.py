@@ -82,7 +82,7 @@ class Stage(torch.nn.Module):
                 args = (self._received, *args[1:])
             given = forward(*args, **kwargs)
             if at == cut.end - 1 and not cut.is_last:
-                raise _Left(given[0] if in_tuple else given)
+                raise _Left((given[0] if in_tuple else given).contiguous())
             return given
 
         return as_part
