@@ -101,7 +101,7 @@ class Pipeline(Wrapped):
         return self._made_schedule
 
     def _loss_of(self, output: Any, target: Any) -> Any:
-        return self._loss_fn(output, target) / self._microbatches
+        return self._loss_fn(self.stage.form(output), target) / self._microbatches
 
     def _set_shared_aside(self) -> list[Any]:
         """Gradients of earlier steps that all stages have got already."""

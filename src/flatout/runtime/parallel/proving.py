@@ -23,13 +23,13 @@ _FLOAT32_BYTES = 4
 
 def divided_as_proven(blocks: list[Any], found: Found, seen: Called, mesh: Any) -> list[str]:
     """Divide every block; the names of counts that were divided with it. Raises CallerMistake unproven."""
-    _insist_on_alike(blocks, found)
     first, seen = _exact(blocks[0]), _exact_input(seen)
     expected = _answer(first, seen)
     tried = []
     for counts in _ways(blocks[0], found, mesh.size()):
         problem = _tried(copy.deepcopy(first), found, counts, seen, mesh, expected)
         if not problem:
+            _insist_on_alike(blocks, counts)
             for block in blocks:
                 _divide(block, found, _own(block, counts), mesh)
             return sorted(counts)
@@ -71,12 +71,12 @@ def _floats(value: Any) -> Any:
     return type(value)(_floats(one) for one in value) if isinstance(value, tuple | list) else value
 
 
-def _insist_on_alike(blocks: list[Any], found: Found) -> None:
+def _insist_on_alike(blocks: list[Any], counts: dict[str, int]) -> None:
     """What is proven on one block holds for those of the same shapes and counts alone."""
     kinds = {
         (
             tuple((name, tuple(one.shape)) for name, one in block.named_parameters()),
-            tuple(sorted(_counts(block, found, lambda *_about: True).items())),
+            tuple(_own(block, counts).values()),
         )
         for block in blocks
     }
