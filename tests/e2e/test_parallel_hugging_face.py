@@ -1,4 +1,4 @@
-"""A Llama of transformers, as it is, divided over two ranks: outputs in a class of their own, grouped heads."""
+"""A Llama of transformers, as it is, over two ranks: outputs in a class of their own, grouped heads."""
 
 import importlib.util
 import json
