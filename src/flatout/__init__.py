@@ -15,6 +15,8 @@ step = flatout.Microbatch(loss_of, model)                  # splits a batch wher
 flatout.find_batch_size(loss_of, make_batch, model).size   # as fast as any, with memory to spare
 with flatout.MemoryTracker() as tracker: ...               # what steps leave behind, and who holds it
 
+world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader)   # under torchrun, or alone
+
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
 """
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
+    from flatout.entry.paralleling import parallel
     from flatout.entry.tuning import tune
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "loader_settings",
     "microbatch",
     "observe",
+    "parallel",
     "prefetch",
     "stop_requested",
     "tune",
@@ -62,6 +66,7 @@ _ROOMS = {
     "loader_settings": "loading",
     "microbatch": "microbatching",
     "observe": "observe",
+    "parallel": "paralleling",
     "prefetch": "loading",
     "stop_requested": "checkpointing",
 }

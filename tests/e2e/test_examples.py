@@ -23,6 +23,7 @@ TINY = {
     "images.py": "--images 128 --pixels 40 --crop 32 --width 8 --blocks 1,1,1,1 --batch-size 8 --steps 20",
     "lightning_module.py": "--width 8 --points 128 --samples 256 --batch-size 8 --steps 20",
     "lstm.py": "--width 32 --length 16 --batch 4 --vocabulary 200 --steps 51",
+    "parallel.py": "--layers 4 --width 32 --heads 4 --length 16 --vocabulary 64 --batch 8 --steps 20",
     "resnet.py": "--batch 2 --size 32 --steps 51",
 }
 # Looked for, not imported: their warnings would be errors in the tests' process.

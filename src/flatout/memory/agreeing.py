@@ -81,6 +81,12 @@ class Replicas:
                 expected="gradients that are averaged over the ranks, and nothing more",
                 remedy="leave the hook out",
             )
+        if self._wrapper.static_graph:
+            raise CallerMistake(
+                "a DistributedDataParallel with static_graph=True",
+                expected="one that may go without averaging: it loses count of a static graph meanwhile",
+                remedy="leave static_graph out",
+            )
         # Within the user's own `no_sync` nothing is reduced.
         if self._wrapper.require_backward_grad_sync:
             ignored = self._wrapper.parameters_to_ignore
