@@ -249,7 +249,7 @@ def test_what_cannot_be_brought_back_is_told_before_it_begins(flatout: Run, tmp_
     (tmp_path / "model.py").write_text(BY_HAND.replace("number < 20", "number < 12"))
     good = flatout("run", "--protect", "--save-every", "3", "model.py")
     assert good.returncode == 0, good.stderr
-    assert "rehearsed: the 3 updates that it had already made since then come out the same" in good.stderr
+    assert "rehearsed: the 4 updates that it had already made since then come out the same" in good.stderr
     in_backward = (
         DIES
         + """
