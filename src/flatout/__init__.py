@@ -17,6 +17,7 @@ with flatout.MemoryTracker() as tracker: ...               # what steps leave be
 
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
+update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
 """
 
 import importlib
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
     from flatout.entry.tuning import tune
+    from flatout.entry.updating import NotFinite, Update
 
 __all__ = [
     "Checkpointer",
     "MemoryTracker",
     "Microbatch",
+    "NotFinite",
     "Stopped",
+    "Update",
     "__version__",
     "apply",
     "find_batch_size",
@@ -55,7 +59,9 @@ _ROOMS = {
     "Checkpointer": "checkpointing",
     "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
+    "NotFinite": "updating",
     "Stopped": "checkpointing",
+    "Update": "updating",
     "apply": "applying",
     "find_batch_size": "microbatching",
     "fit": "fitting",

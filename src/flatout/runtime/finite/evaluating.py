@@ -1,0 +1,67 @@
+"""Optimizers that compute gradients themselves, by a closure, in the middle of their update."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flatout.runtime.finite.agreement import agree
+from flatout.runtime.finite.gradients import Look, look, parameters_of
+from flatout.runtime.finite.ledger import Answer
+from flatout.runtime.finite.skipping import Copied, Hidden, moves_between_evaluations
+
+
+class Evaluated:
+    """A closure whose gradients are looked at each time; where one is bad, the whole update is left out.
+
+    The first evaluation comes before anything is changed: gradients that are bad are hidden, and nothing
+    happens. Bad ones of a later evaluation can be taken back only where copies were made (LBFGS); another
+    optimizer gets them as they are, which is counted.
+    """
+
+    def __init__(self, torch: Any, optimizer: Any, closure: Callable[..., Any]) -> None:
+        self._torch = torch
+        self._optimizer = optimizer
+        self._closure = closure
+        self._copied = Copied(torch, optimizer) if moves_between_evaluations(torch, optimizer) else None
+        self._hidden: Hidden | None = None
+        self._evaluations = 0
+        self._loss: Any = None
+        self._flag: Any = None
+        self.found: Look | None = None
+        self.let_through = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and look."""
+        loss = self._closure(*args, **kwargs)
+        if self._flag is not None and bool(self._flag):
+            if not self.let_through:
+                self._hide()
+            return loss
+        torch, optimizer = self._torch, self._optimizer
+        self._evaluations += 1
+        self.found = look(torch, parameters_of(optimizer))
+        self._flag = agree(torch, self.found.flag)
+        self._loss = None if loss is None else torch.as_tensor(loss).detach()
+        if bool(self._flag):
+            if self._evaluations == 1 or self._copied is not None:
+                self._hide()
+            else:
+                self.let_through = True
+        return loss
+
+    def answer(self) -> Answer:
+        """For the ledger; an optimizer that never evaluated has changed nothing."""
+        flag = self._torch.zeros(()) if self._flag is None else self._flag
+        return Answer(self._torch, flag, self._loss, None)
+
+    def end(self) -> None:
+        """After the update: as before it, where it was bad."""
+        if self._copied is not None and self._flag is not None and bool(self._flag):
+            self._copied.put_back()
+        if self._hidden is not None:
+            self._hidden.end()
+            self._hidden = None
+
+    def _hide(self) -> None:
+        if self._hidden is not None:
+            self._hidden.end()
+        self._hidden = Hidden(self._optimizer)

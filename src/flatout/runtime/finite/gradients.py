@@ -1,0 +1,109 @@
+"""Whether gradients are finite, without the host having to wait for the answer.
+
+The norm of each gradient is taken in one pass over all of them, which writes nothing. A norm is finite if
+and only if its gradient is, so that one flag on the device says it for all, and the norms say for whom. Where updates are clipped, the norms are those that clipping needs anyway.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+# Their squares overflow long before they do.
+_HALF = ("torch.float16", "torch.bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What one look at gradients found; all of it is on the device."""
+
+    # 1.0 where something is not finite, else 0.0; what fused optimizers take as `found_inf`.
+    flag: Any
+    # Parameters with a gradient, and the norm of each, in pieces by device and type.
+    pieces: tuple[tuple[tuple[Any, ...], Any], ...]
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """All that it updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def look(torch: Any, parameters: Iterable[Any], *, order: float = math.inf) -> Look:
+    """Look at the gradients of these parameters; `order` is that of the norm."""
+    parameters = list(parameters)
+    grouped: dict[Any, tuple[list[Any], list[Any]]] = {}
+    with torch.no_grad():
+        for parameter in parameters:
+            values = None if parameter.grad is None else plain_values(torch, parameter.grad)
+            if values is not None:
+                owners, found = grouped.setdefault((values.device, values.dtype), ([], []))
+                owners.append(parameter)
+                found.append(values)
+        pieces = tuple((tuple(owners), _norms(torch, values, order)) for owners, values in grouped.values())
+        device = pieces[0][1].device if pieces else _device_of(torch, parameters)
+        return Look(_flag(torch, [norms for _, norms in pieces], device), pieces)
+
+
+def plain_values(torch: Any, tensor: Any) -> Any:
+    """What of it has to be finite, as a dense real tensor of this rank's; None where there is nothing."""
+    if hasattr(tensor, "to_local"):  # sharded: this rank's part
+        tensor = tensor.to_local()
+    if tensor.is_sparse:
+        # Values of one place add up later: in half precision that can overflow.
+        tensor = tensor.coalesce().values() if tensor.dtype == torch.float16 else tensor._values()  # noqa: SLF001
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    return tensor.float() if tensor.element_size() == 1 else tensor
+
+
+def are_finite(torch: Any, tensors: Iterable[Any]) -> Any:
+    """The flag of any tensors: parameters, or the states of an optimizer."""
+    grouped: dict[Any, list[Any]] = {}
+    first = None
+    with torch.no_grad():
+        for tensor in tensors:
+            first = tensor if first is None else first
+            values = plain_values(torch, tensor.detach())
+            if values is not None:
+                grouped.setdefault((values.device, values.dtype), []).append(values)
+        norms = [_norms(torch, values, math.inf) for values in grouped.values()]
+        device = norms[0].device if norms else _device_of(torch, [] if first is None else [first])
+        return _flag(torch, norms, device)
+
+
+def total_norm(torch: Any, found: Look) -> Any:
+    """The norm of all gradients together, of a look of order 2."""
+    device = found.flag.device
+    norms = [norms.to(device, non_blocking=True) for _, norms in found.pieces]
+    return torch.linalg.vector_norm(torch.cat(norms)) if norms else torch.zeros((), device=device)
+
+
+def names_of(torch: Any, found: Look, names: dict[int, str]) -> list[str]:
+    """Whose gradients are not finite; the host waits for it."""
+    bad = []
+    for owners, norms in found.pieces:
+        is_finite = torch.isfinite(norms).tolist()
+        bad += [owner for owner, fine in zip(owners, is_finite, strict=True) if not fine]
+    return [names.get(id(one), f"a parameter of {tuple(one.shape)}") for one in bad]
+
+
+def _norms(torch: Any, tensors: list[Any], order: float) -> Any:
+    """One norm a tensor, as a vector."""
+    wider = {"dtype": torch.float32} if order != math.inf and str(tensors[0].dtype) in _HALF else {}
+    norms = torch.stack(torch._foreach_norm(tensors, ord=order, **wider))  # noqa: SLF001
+    return norms.float() if norms.element_size() < 4 else norms
+
+
+def _flag(torch: Any, norms: list[Any], device: Any) -> Any:
+    if not norms:
+        return torch.zeros((), device=device)
+    # Nothing times a finite number is nothing; infinity and NaN leave NaN, which differs from it.
+    sums = [torch.sum(one * 0).to(device, dtype=torch.float32, non_blocking=True) for one in norms]
+    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+    return (total != 0).to(torch.float32)
+
+
+def _device_of(torch: Any, tensors: list[Any]) -> Any:
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
