@@ -51,7 +51,8 @@ class Updates:
 class Diagnosis:
     """Why updates were not finite, as far as the first of them in a row shows."""
 
-    # The first update of the row, counted from 1, and how many there are in it.
+    # The first update of the row, counted from 1, and how many there are in it; none where values are bad
+    # and gradients are not.
     update: int
     in_a_row: int
     optimizer: str
@@ -77,7 +78,9 @@ class Diagnosis:
 
     def headline(self) -> str:
         """What happened, in a sentence."""
-        if self.in_a_row == 1:
+        if not self.in_a_row:
+            text = f"values are not finite after update {self.update}, although its gradients were"
+        elif self.in_a_row == 1:
             text = f"update {self.update} has gradients that are not finite"
         else:
             last = self.update + self.in_a_row - 1
@@ -117,6 +120,10 @@ class Diagnosis:
         return "`flatout run --debug anomaly` names the operation; a smaller learning rate, or clipping"
 
     def _gradients(self) -> str:
+        if not self.in_a_row:
+            return "no gradient tells of it: a saturated function passes none on"
+        if not self.not_finite:
+            return "gradients of this rank are finite, and another rank's are not"
         if self.not_finite == self.with_gradients:
             return f"all of {self.with_gradients} gradients are not finite"
         return (

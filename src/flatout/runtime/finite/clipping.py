@@ -17,10 +17,11 @@ class Clipping:
         self._most = most
         self.last_norm: Any = None
 
-    def clip(self, found: Look) -> None:
+    def clip(self, found: Look, parameters: list[Any]) -> None:
         """Cut them down. Where they are not finite, so they are afterwards: that update is skipped."""
         torch = self._torch
-        parameters = [one for owners, _ in found.pieces for one in owners]
+        # Not those of the look alone: of a shard that is empty here, other ranks have more.
+        parameters = [one for one in parameters if one.grad is not None]
         if not parameters:
             return
         own = getattr(self._model, "clip_grad_norm_", None)

@@ -25,6 +25,7 @@ class Evaluated:
         self._hidden: Hidden | None = None
         self._evaluations = 0
         self._loss: Any = None
+        self._last_good: Any = None
         self._flag: Any = None
         self.found: Look | None = None
         self.let_through = False
@@ -32,21 +33,25 @@ class Evaluated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and look."""
         loss = self._closure(*args, **kwargs)
-        if self._flag is not None and bool(self._flag):
-            if not self.let_through:
-                self._hide()
+        if not self._is_bad():
+            self._look(loss)
+        if not self._is_bad() or self.let_through:
+            self._last_good = loss
             return loss
+        self._hide()
+        # A line search would stumble over a loss that is not a number; this one leads it to its end.
+        return loss if self._last_good is None else self._last_good
+
+    def _look(self, loss: Any) -> None:
         torch, optimizer = self._torch, self._optimizer
         self._evaluations += 1
         self.found = look(torch, parameters_of(optimizer))
         self._flag = agree(torch, self.found.flag)
         self._loss = None if loss is None else torch.as_tensor(loss).detach()
-        if bool(self._flag):
-            if self._evaluations == 1 or self._copied is not None:
-                self._hide()
-            else:
-                self.let_through = True
-        return loss
+        self.let_through = self._is_bad() and self._evaluations > 1 and self._copied is None
+
+    def _is_bad(self) -> bool:
+        return self._flag is not None and bool(self._flag)
 
     def answer(self) -> Answer:
         """For the ledger; an optimizer that never evaluated has changed nothing."""
@@ -55,7 +60,7 @@ class Evaluated:
 
     def end(self) -> None:
         """After the update: as before it, where it was bad."""
-        if self._copied is not None and self._flag is not None and bool(self._flag):
+        if self._copied is not None and self._is_bad():
             self._copied.put_back()
         if self._hidden is not None:
             self._hidden.end()

@@ -61,8 +61,7 @@ def word_on(ledger: Ledger, outcome: Outcome, names: dict[int, str], torch: Any)
 
 def diagnose(torch: Any, ledger: Ledger, optimizer: Any, names: dict[int, str], rank: int) -> Diagnosis:
     """Why the last updates were not finite. The host waits for it: there is nothing else to do."""
-    first = ledger.first
-    assert first is not None
+    first = ledger.first or Outcome(ledger.updates, False, None, None, None)
     order = {name: place for place, name in enumerate(names.values())}
     bad, having = [], []
     if first.found is not None:

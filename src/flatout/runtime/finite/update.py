@@ -79,6 +79,8 @@ class Update:
         self._checkpointer = checkpointer
         self._names = names_in(model, optimizer)
         self._ledger = Ledger()
+        # A checkpoint was refused: values are not finite, and no batch can help.
+        self._is_lost = False
         self._check_settings()
         if checkpointer is not None:
             checkpointer.refusals.append(self._refuse_to_save)
@@ -89,6 +91,8 @@ class Update:
         """After `backward()`: make this update, or skip it. With a closure, what the optimizer returns."""
         rollbacks = self._ledger.rollbacks
         self._settle()
+        if self._is_lost:
+            self._end_it()
         if self._ledger.rollbacks != rollbacks:  # these gradients are of what was rolled back
             self._optimizer.zero_grad(set_to_none=True)
             return None
@@ -118,7 +122,7 @@ class Update:
         found = self._look()
         flag = agree(torch, found.flag)
         if self._clipping is not None:
-            self._clipping.clip(found)
+            self._clipping.clip(found, parameters_of(optimizer))
         answer = Answer(torch, flag, _as_tensor(torch, loss), scale)
         withheld: Flagged | Hidden | None = None
         if scaler is not None:
@@ -197,6 +201,7 @@ class Update:
         if step is None:
             raise NotFinite(diagnosis, self._kept())
         self._ledger.begin_anew()
+        self._is_lost = False
         if rank_of(self._torch) == 0:
             sys.stderr.write(
                 f"flatout: {diagnosis.headline()}: back to step {step}, on with the next batch\n"
@@ -218,7 +223,8 @@ class Update:
         return not bool(agree(self._torch, are_finite(self._torch, tensors)))
 
     def _refuse_to_save(self) -> str:
-        return "" if self._is_sound() else "parameters or the optimizer's states are not finite"
+        self._is_lost = not self._is_sound()
+        return "parameters or the optimizer's states are not finite" if self._is_lost else ""
 
     def _check_settings(self) -> None:
         if self._policy not in POLICIES:
