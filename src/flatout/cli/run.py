@@ -7,7 +7,9 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
+from flatout.cli.numbers import nan_options
 from flatout.cli.options import Duration, Output, common_options
+from flatout.records.errors import EXIT_JOB
 
 if TYPE_CHECKING:
     from flatout.records.autopsy import Autopsy
@@ -65,6 +67,7 @@ class UpdatesOrTime(click.ParamType):  # type: ignore[type-arg]
     help="With --protect: how often.",
 )
 @click.option("--fresh", is_flag=True, help="With --protect: begin anew, and forget what was saved.")
+@nan_options
 @job_options
 @common_options
 def command(
@@ -77,6 +80,8 @@ def command(
     is_protected: bool,
     save_every: tuple[int, float],
     fresh: bool,
+    on_nan: str,
+    patience: int,
     **job: Any,
 ) -> int:
     """Run a job to its end under the plan that `flatout tune` found.
@@ -101,6 +106,7 @@ def command(
       flatout run --every 5000 train.py
       flatout run --as-written --every 5000 train.py
       flatout run --protect train.py --lr 3e-4
+      flatout run --on-nan skip train.py
       flatout run -- torchrun --nproc-per-node 2 train.py
     """
     import contextlib
@@ -143,6 +149,8 @@ def command(
             output_to_stderr=output.as_json,
             environment=dict(request.environment),
             watch_every=every or 0,
+            on_nan=on_nan,
+            patience=patience,
             on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
             protect=Protection(str(refuge.path), *save_every) if refuge is not None else None,
         )
@@ -166,7 +174,7 @@ def command(
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)
         os.kill(os.getpid(), done.signal)
-    return done.exit_code or 0
+    return EXIT_JOB if done.not_finite is not None else done.exit_code or 0
 
 
 def _out_of_memory(output: Output, request: "ProfileRequest", folder: "RunFolder") -> "Autopsy | None":

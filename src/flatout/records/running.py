@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.finite import Diagnosis, Updates
 from flatout.records.protection import Protected
 from flatout.records.unknown import fill_reasons
 
@@ -70,6 +71,11 @@ class JobRun:
     protection: Protected | None = None
     # Pids of workers that it left behind, stuck, and that were ended for it.
     ended_workers: tuple[int, ...] = ()
+    # Losses that were not finite, among those that were looked at; with --on-nan, how updates went, and why
+    # the job was stopped where it was.
+    losses_not_finite: int = 0
+    updates: Updates | None = None
+    not_finite: Diagnosis | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -21,6 +21,7 @@ Read and written with the standard library alone: the user's environment may hol
         recording                 there while a profiler records: a job that dies then died of that
         ledger.json               where the order asked for it: what an imagined GPU was asked for
         out-of-memory.json        where there was no more: what held it
+        not-finite.json           where a job was stopped because its gradients were not finite: why
         out-of-memory.pickle      the same as torch's own snapshot, on a GPU
         stopped                   this rank has reached the update at which all stop
 """
@@ -129,6 +130,9 @@ class Order:
     same_samples: bool = False
     # Save as it goes, and come back to where it was: a `records.protection.Protection`, as plain data.
     protect: dict[str, Any] | None = None
+    # What becomes of updates that are not finite: "skip" or "stop", and after how many in a row it stops.
+    on_nan: str = ""
+    patience: int = 0
     # What trackers write offline during a trial.
     aside: str | None = None
     # Where writes go when no file system overlay protects the user's files.

@@ -51,6 +51,8 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.ended_workers:
         pids = ", ".join(map(str, done.ended_workers))
         console.print(line(f"flatout: workers that it left behind were stuck, and are ended: {pids}"))
+    for text in _words_on_numbers(done):
+        console.print(line(f"flatout: {inert(text)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
 
@@ -66,3 +68,18 @@ def _protection(done: JobRun, found: Protected) -> str:
         return "it ended before anything was saved"
     at = found.saved_at if found.saved_at is not None else found.resumed_at
     return f"saved at update {at}; start the same command again to go on from there"
+
+
+def _words_on_numbers(done: JobRun) -> list[str]:
+    """Losses and gradients that were not finite; nothing of those that were."""
+    found = []
+    if done.updates is not None and (done.updates.skipped or done.updates.let_through):
+        found.append(done.updates.words())
+    if done.losses_not_finite and done.updates is None:
+        seen = f"the loss was not finite in {done.losses_not_finite:,} of the steps that were looked at"
+        found.append(f"{seen}; flatout run --on-nan skip leaves such updates out")
+    if done.not_finite is not None:
+        found.append(f"stopped: {done.not_finite.headline()}")
+        found += [f"  {text}" for text in done.not_finite.lines()]
+        found.append(f"  try: {done.not_finite.remedy()}")
+    return found

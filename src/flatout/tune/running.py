@@ -1,6 +1,7 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.memory.autopsy import restart_with
 from flatout.records.autopsy import Autopsy
+from flatout.records.finite import PATIENCE, Updates
 from flatout.records.plan import Fingerprint, Plan
 from flatout.records.protection import Protected, Protection
 from flatout.records.running import Alarm, Cleanups, Continued, JobRun
@@ -18,6 +20,7 @@ from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
+from flatout.runtime.finite.stopped import not_finite_in
 from flatout.runtime.running import Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.continuing import judge_first_steps
@@ -42,6 +45,8 @@ def run_job(
     on_alarm: Callable[[Alarm], None] = lambda _alarm: None,
     again: bool = False,
     protect: Protection | None = None,
+    on_nan: str = "",
+    patience: int = PATIENCE,
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
     place = folder / (JOB_AGAIN_FOLDER if again else JOB_FOLDER)
@@ -54,6 +59,8 @@ def run_job(
             "watch_every": watch_every,
             "taps": (*TAPS, "autopsy", "cleanup"),
             "protect": dataclasses.asdict(protect) if protect is not None else None,
+            "on_nan": on_nan,
+            "patience": patience,
         },
         output_to_stderr=output_to_stderr,
         environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
@@ -128,18 +135,29 @@ def _job_run(
         mfu=plan.mfu * samples_per_s / promised if plan.mfu and promised and samples_per_s else None,
         guard=_continued(plan, now, ranks, seen) if plan.levers else None,
         alarms=tuple(alarms_in(place)),
+        losses_not_finite=_losses_not_finite(ranks),
+        updates=Updates(**about["finite_updates"]) if "finite_updates" in about else None,
+        not_finite=not_finite_in(place),
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         ended_workers=ending.killed_workers,
         notes=tuple(plan.job.differences(now)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),
+            **({} if "finite_updates" in about else {"updates": "not looked at: flatout run --on-nan skip"}),
+            "not_finite": "it was not stopped for that",
             **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
         },
     )
+
+
+def _losses_not_finite(ranks: Sequence[RankSteps]) -> int:
+    """In how many of the steps that were looked at the loss of some rank was not finite."""
+    losses = [loss for rank in ranks for step in rank.steps if (loss := loss_of(step)) is not None]
+    return sum(not math.isfinite(loss) for loss in losses)
 
 
 def _continued(

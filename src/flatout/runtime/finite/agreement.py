@@ -26,6 +26,19 @@ def agree(torch: Any, flag: Any, group: Any = None) -> Any:
     return told.to(flag.device)
 
 
+def agree_on_both(torch: Any, flag: Any, loss: Any, group: Any = None) -> tuple[Any, Any]:
+    """The same, and a loss that is NaN on all ranks where it is not finite on one of them."""
+    if ranks_of(torch, group) < 2:
+        return flag, loss
+    known = (
+        torch.zeros_like(flag) if loss is None else loss.detach().to(flag.device, torch.float32).reshape(())
+    )
+    bad_flag, bad_loss = agree(
+        torch, torch.stack([flag, (known - known != 0).to(flag.dtype)]), group
+    ).unbind()
+    return bad_flag, None if loss is None else torch.where(bad_loss > 0, torch.nan, known)
+
+
 def _device_for(torch: Any, device: Any, group: Any) -> Any:
     """Where a tensor must be for this group to carry it: NCCL knows no host memory."""
     carried = str(torch.distributed.get_backend_config(group))  # as "cpu:gloo,cuda:nccl"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.runtime.finite.agreement import agree
-from flatout.runtime.finite.gradients import Look, look, parameters_of
+from flatout.runtime.finite.gradients import Look, parameters_of
 from flatout.runtime.finite.ledger import Answer
 from flatout.runtime.finite.skipping import Copied, Hidden, moves_between_evaluations
 
@@ -17,7 +17,10 @@ class Evaluated:
     optimizer gets them as they are, which is counted.
     """
 
-    def __init__(self, torch: Any, optimizer: Any, closure: Callable[..., Any]) -> None:
+    def __init__(
+        self, torch: Any, optimizer: Any, closure: Callable[..., Any], look: Callable[[list[Any]], Look]
+    ) -> None:
+        self._look_at = look
         self._torch = torch
         self._optimizer = optimizer
         self._closure = closure
@@ -45,7 +48,7 @@ class Evaluated:
     def _look(self, loss: Any) -> None:
         torch, optimizer = self._torch, self._optimizer
         self._evaluations += 1
-        self.found = look(torch, parameters_of(optimizer))
+        self.found = self._look_at(parameters_of(optimizer))
         self._flag = agree(torch, self.found.flag)
         self._loss = None if loss is None else torch.as_tensor(loss).detach()
         self.let_through = self._is_bad() and self._evaluations > 1 and self._copied is None

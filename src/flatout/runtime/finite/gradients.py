@@ -1,7 +1,8 @@
 """Whether gradients are finite, without the host having to wait for the answer.
 
 The norm of each gradient is taken in one pass over all of them, which writes nothing. A norm is finite if
-and only if its gradient is, so that one flag on the device says it for all, and the norms say for whom. Where updates are clipped, the norms are those that clipping needs anyway.
+and only if its gradient is, so that one flag on the device says it for all, and the norms say for whom. Where
+updates are clipped, the norms are those that clipping needs anyway.
 """
 
 import dataclasses

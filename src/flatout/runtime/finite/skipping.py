@@ -42,6 +42,7 @@ class Flagged:
         self._optimizer = optimizer
         self._had = vars(optimizer).get("found_inf")
         optimizer.found_inf = flag
+        self.is_on_gpu = flag.device.type != "cpu"
 
     def end(self) -> None:
         """Take it back."""

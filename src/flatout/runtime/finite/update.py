@@ -1,5 +1,6 @@
 """`flatout.Update`: everything between `backward()` and the next forward pass, in the right order."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.finite import PATIENCE, POLICIES, Policy, Updates
 from flatout.runtime.checkpoint.checkpointer import Checkpointer
-from flatout.runtime.finite.agreement import agree, rank_of
+from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
 from flatout.runtime.finite.clipping import Clipping
 from flatout.runtime.finite.evaluating import Evaluated
 from flatout.runtime.finite.gradients import Look, are_finite, look, parameters_of
@@ -44,7 +45,7 @@ class Update:
     the loss was finite, and how the loss scale went. A `checkpointer` never saves a state that is not finite.
 
     With a fused optimizer on a GPU nobody waits for the answer: its kernel does nothing where it must not,
-    and the host reads the outcome one update later. A scheduler or an average must know at once: then the host
+    and the host reads the outcome one update later. A scheduler or an average must know at once: then it
     waits for the backward pass, while the optimizer's kernels run. Other optimizers have to be told before
     they step; that waits, too, as with a GradScaler.
 
@@ -118,12 +119,12 @@ class Update:
         scale = None
         if scaler is not None:
             scaler.unscale_(optimizer)
-            scale = scaler._get_scale_async().clone()  # noqa: SLF001 - the public way waits for the device
+            scale = scaler._get_scale_async()  # noqa: SLF001 - the public way waits for the device
         found = self._look()
-        flag = agree(torch, found.flag)
+        flag, loss = agree_on_both(torch, found.flag, _as_tensor(torch, loss))
         if self._clipping is not None:
             self._clipping.clip(found, parameters_of(optimizer))
-        answer = Answer(torch, flag, _as_tensor(torch, loss), scale)
+        answer = Answer(torch, flag, loss, scale)
         withheld: Flagged | Hidden | None = None
         if scaler is not None:
             _tell_scaler(scaler, optimizer, flag)
@@ -153,7 +154,7 @@ class Update:
                 expected="gradients as the closure makes them",
                 remedy="scale and clip nothing, or clip inside of the closure",
             )
-        evaluated = Evaluated(self._torch, self._optimizer, closure)
+        evaluated = Evaluated(self._torch, self._optimizer, closure, functools.partial(look, self._torch))
         try:
             result = self._optimizer.step(evaluated)
         finally:

@@ -146,7 +146,7 @@ def test_rolling_back_loads_the_last_good_checkpoint_and_goes_on_past_the_bad_ba
     assert training.scheduler.last_epoch == 4 + 4
     assert torch.isfinite(training.weights()).all()
     assert "back to step 4, on with the next batch" in capfd.readouterr().err
-    assert [one.step for one in checkpoints(tmp_path)] == [12, 4]
+    assert [one.step for one in checkpoints(tmp_path)] == [12, 8]
 
 
 def test_rolling_back_has_an_end(tmp_path: Path) -> None:
