@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flatout.cli.commands import COMMANDS
+from flatout.cli.debugging import DebuggableCommand, announced, debug_option, switches_of
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
 from flatout.cli.numbers import nan_options
-from flatout.cli.options import Duration, Output, common_options
+from flatout.cli.options import Duration, Output, common_options_and
 from flatout.records.errors import EXIT_JOB
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class UpdatesOrTime(click.ParamType):  # type: ignore[type-arg]
         return 0, Duration().convert(value, param, ctx)
 
 
-@click.command("run", short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS)
+@click.command(
+    "run", cls=DebuggableCommand, short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS
+)
 @job_argument
 @click.option("--plan", "plan_path", default=_PLAN, show_default=True, help="The plan to apply.")
 @click.option("--as-written", is_flag=True, help="Without a plan: only watch.")
@@ -69,9 +72,10 @@ class UpdatesOrTime(click.ParamType):  # type: ignore[type-arg]
 @click.option("--fresh", is_flag=True, help="With --protect: begin anew, and forget what was saved.")
 @nan_options
 @job_options
-@common_options
+@common_options_and(debug_option)
 def command(
     output: Output,
+    debug: tuple[str, ...],
     words: tuple[str, ...],
     plan_path: str,
     as_written: bool,
@@ -107,6 +111,7 @@ def command(
       flatout run --as-written --every 5000 train.py
       flatout run --protect train.py --lr 3e-4
       flatout run --on-nan skip train.py
+      flatout run --as-written --debug anomaly,deterministic train.py
       flatout run -- torchrun --nproc-per-node 2 train.py
     """
     import contextlib
@@ -119,10 +124,12 @@ def command(
     from flatout.records.protection import Protection
     from flatout.report.running import draw_run, words_before
     from flatout.runtime.protecting import Refuge
+    from flatout.tune.debugging import without_what_undoes
     from flatout.tune.fingerprints import fingerprint
     from flatout.tune.running import plan_after, run_job
     from flatout.tune.soundness import sound
 
+    switches = switches_of(debug)
     request = request_for(words, **job)
     now = fingerprint(request.command, None, {})
     plan = Plan(job=now, levers=())
@@ -131,6 +138,10 @@ def command(
         plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
     for text in words_before(plan, plan.job.differences(now)):
         output.notice(text)
+    switches, about_switches = announced(switches, on_cpu=job["cpu"])
+    plan, undoing = without_what_undoes(plan, switches)
+    for text in (*about_switches, *undoing):
+        output.notice(f"flatout: {text}")
     for text in dropped:
         output.notice(f"flatout: {text}")
     refuge = (
@@ -151,6 +162,7 @@ def command(
             watch_every=every or 0,
             on_nan=on_nan,
             patience=patience,
+            debug=switches,
             on_alarm=lambda alarm: output.notice(f"flatout: {alarm.words()}"),
             protect=Protection(str(refuge.path), *save_every) if refuge is not None else None,
         )

@@ -76,6 +76,9 @@ class JobRun:
     losses_not_finite: int = 0
     updates: Updates | None = None
     not_finite: Diagnosis | None = None
+    # Debug switches that were asked for, and what became of each; the files of memory-history.
+    debug: dict[str, str] = dataclasses.field(default_factory=dict)
+    memory_histories: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -53,6 +53,11 @@ def draw_run(done: JobRun, console: Console) -> None:
         console.print(line(f"flatout: workers that it left behind were stuck, and are ended: {pids}"))
     for text in _words_on_numbers(done):
         console.print(line(f"flatout: {inert(text)}"))
+    for name, what in done.debug.items():
+        if what != "on":
+            console.print(line(f"flatout: debug {name} {inert(what)}"))
+    for path in done.memory_histories:
+        console.print(line(f"flatout: memory history, for pytorch.org/memory_viz: {inert(path)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
 

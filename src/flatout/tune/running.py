@@ -15,7 +15,7 @@ from flatout.records.finite import PATIENCE, Updates
 from flatout.records.plan import Fingerprint, Plan
 from flatout.records.protection import Protected, Protection
 from flatout.records.running import Alarm, Cleanups, Continued, JobRun
-from flatout.records.session import TAPS
+from flatout.records.session import MEMORY_HISTORY_FILE, RANKS_FOLDER, TAPS
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
 from flatout.runtime.checkpoint.store import checkpoints
@@ -24,6 +24,7 @@ from flatout.runtime.finite.stopped import not_finite_in
 from flatout.runtime.running import Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.continuing import judge_first_steps
+from flatout.tune.debugging import environment_of
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
@@ -47,6 +48,7 @@ def run_job(
     protect: Protection | None = None,
     on_nan: str = "",
     patience: int = PATIENCE,
+    debug: Sequence[str] = (),
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
     place = folder / (JOB_AGAIN_FOLDER if again else JOB_FOLDER)
@@ -61,9 +63,14 @@ def run_job(
             "protect": dataclasses.asdict(protect) if protect is not None else None,
             "on_nan": on_nan,
             "patience": patience,
+            "debug": tuple(debug),
         },
         output_to_stderr=output_to_stderr,
-        environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
+        environment={
+            **(_QUIET_PROFILER if watch_every else {}),
+            **environment_of(debug),
+            **(environment or {}),
+        },
         on_alarm=on_alarm,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
@@ -138,6 +145,10 @@ def _job_run(
         losses_not_finite=_losses_not_finite(ranks),
         updates=Updates(**about["finite_updates"]) if "finite_updates" in about else None,
         not_finite=not_finite_in(place),
+        debug=about.get("debug") or {},
+        memory_histories=tuple(
+            str(path) for path in sorted(place.glob(f"{RANKS_FOLDER}/*/{MEMORY_HISTORY_FILE}"))
+        ),
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         ended_workers=ending.killed_workers,
