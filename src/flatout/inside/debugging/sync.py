@@ -2,10 +2,13 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from flatout.inside.debugging.switch import Switch
-from flatout.levers.places import users_place
+from flatout.levers.places import is_users_file
 
 # How torch's warning begins.
 _MESSAGE = "called a synchronizing CUDA operation"
@@ -20,11 +23,14 @@ class Sync(Switch):
     needs_cuda = True
     against = ("debug-modes",)
 
+    def __init__(self, torch: Any, folder: Callable[[], Path]) -> None:
+        super().__init__(torch, folder)
+        self._before: Any = None
+        self._named: set[tuple[str, int]] = set()
+        self._filter: Any = None
+
     def turn_on(self) -> None:
         """With the first use of the device: not before, for that would start CUDA."""
-        self._before: Any = None
-        self._named: set[tuple[Any, ...]] = set()
-        self._filter: Any = None
         self.torch.cuda._lazy_call(self._begin)  # noqa: SLF001 - as torch does it for seeds
 
     def turn_off(self) -> None:
@@ -65,7 +71,18 @@ class Sync(Switch):
         if not str(message).startswith(_MESSAGE):
             self._show(message, category, filename, lineno, file, line)
             return
-        place = tuple(users_place(self.torch) or (filename, lineno))
+        place = self._users_line() or (filename, lineno)
         if place not in self._named:
             self._named.add(place)
             sys.stderr.write(f"flatout: {place[0]}:{place[1]} makes the host wait for the device\n")
+
+    def _users_line(self) -> tuple[str, int] | None:
+        """The nearest line of the script's own: neither Python's, nor torch's, nor of what is installed."""
+        torchs = self.torch.__file__.rpartition("__init__")[0]
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if is_users_file(file) and not file.startswith(torchs):
+                return file, frame.f_lineno
+            frame = frame.f_back
+        return None

@@ -305,21 +305,27 @@ def test_a_closure_of_another_optimizer_is_skipped_too() -> None:
 def test_so_many_in_a_row_stop_with_a_diagnosis(capfd: pytest.CaptureFixture[str]) -> None:
     training = Training()
     update = flatout.Update(training.model, training.optimizer, patience=3)
-    with pytest.raises(flatout.NotFinite) as raised:
+    losses = []
+
+    def train() -> None:
         for step in range(10):
             loss = training.loss(step)
             loss.backward()
             if step in (1, 4, 5, 6):
                 training.model[2].weight.grad[0, 0] = NAN
                 training.model[0].bias.grad[:] = INF
+            losses.append(loss.item())
             update.step(loss)
+
+    with pytest.raises(flatout.NotFinite) as raised:
+        train()
     found = raised.value.diagnosis
-    assert (found.update, found.in_a_row, step) == (5, 3, 6)
+    assert (found.update, found.in_a_row, len(losses)) == (5, 3, 7)
     assert found.parameters == ("0.bias", "2.weight")
     assert (found.not_finite, found.with_gradients) == (2, 6)
     assert found.arose_at == "2.weight"
     assert found.loss_is_finite is True
-    assert found.last_finite_loss == pytest.approx(loss.item())
+    assert found.last_finite_loss == pytest.approx(losses[-1])
     assert found.values_not_finite == ()
     assert raised.value.exit_code == 4
     assert "2.weight" in str(raised.value)
@@ -346,13 +352,17 @@ def test_a_scaler_that_looks_for_its_scale_is_no_reason_to_stop() -> None:
     training = Training()
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
     update = flatout.Update(training.model, training.optimizer, scaler=scaler, on_nan="stop", patience=5)
-    with pytest.raises(flatout.NotFinite) as raised:
+
+    def train() -> None:
         for step in range(10):
             loss = training.loss(step)
             scaler.scale(loss).backward()
             if step != 2:
                 training.model[0].bias.grad[0] = INF
             update.step(loss)
+
+    with pytest.raises(flatout.NotFinite) as raised:
+        train()
     assert raised.value.diagnosis.in_a_row == 5
     assert raised.value.diagnosis.loss_scales[-5:] == (16384, 8192, 4096, 2048, 1024)
     other = flatout.Update(training.model, training.optimizer, scaler=scaler, on_nan="stop")
