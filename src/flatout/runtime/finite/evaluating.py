@@ -30,7 +30,7 @@ class Evaluated:
         self._loss: Any = None
         self._last_good: Any = None
         self._flag: Any = None
-        self.found: Look | None = None
+        self._found: Look | None = None
         self.let_through = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,8 +48,8 @@ class Evaluated:
     def _look(self, loss: Any) -> None:
         torch, optimizer = self._torch, self._optimizer
         self._evaluations += 1
-        self.found = self._look_at(parameters_of(optimizer))
-        self._flag = agree(torch, self.found.flag)
+        self._found = self._look_at(parameters_of(optimizer))
+        self._flag = agree(torch, self._found.flag)
         self._loss = None if loss is None else torch.as_tensor(loss).detach()
         self.let_through = self._is_bad() and self._evaluations > 1 and self._copied is None
 
@@ -59,7 +59,7 @@ class Evaluated:
     def answer(self) -> Answer:
         """For the ledger; an optimizer that never evaluated has changed nothing."""
         flag = self._torch.zeros(()) if self._flag is None else self._flag
-        return Answer(self._torch, flag, self._loss, None)
+        return Answer(self._torch, flag, self._loss, None, self._found)
 
     def end(self) -> None:
         """After the update: as before it, where it was bad."""

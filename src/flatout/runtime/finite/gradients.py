@@ -7,7 +7,7 @@ updates are clipped, the norms are those that clipping needs anyway.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # Their squares overflow long before they do.
@@ -20,8 +20,11 @@ class Look:
 
     # 1.0 where something is not finite, else 0.0; what fused optimizers take as `found_inf`.
     flag: Any
-    # Parameters with a gradient, and the norm of each, in pieces by device and type.
-    pieces: tuple[tuple[tuple[Any, ...], Any], ...]
+    # Parameters with a gradient, and for each a mark: 0.0, or NaN where its gradient is not finite.
+    owners: tuple[Any, ...]
+    marks: Any
+    # The norms, in pieces by device and type.
+    norms: tuple[Any, ...]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -40,9 +43,10 @@ def look(torch: Any, parameters: Iterable[Any], *, order: float = math.inf) -> L
                 owners, found = grouped.setdefault((values.device, values.dtype), ([], []))
                 owners.append(parameter)
                 found.append(values)
-        pieces = tuple((tuple(owners), _norms(torch, values, order)) for owners, values in grouped.values())
-        device = pieces[0][1].device if pieces else _device_of(torch, parameters)
-        return Look(_flag(torch, [norms for _, norms in pieces], device), pieces)
+        norms = tuple(_norms(torch, values, order) for _, values in grouped.values())
+        marks = _marks(torch, norms, _device_of(torch, norms or parameters))
+        everyone = tuple(owner for owned, _ in grouped.values() for owner in owned)
+        return Look(_flag(torch, marks), everyone, marks, norms)
 
 
 def plain_values(torch: Any, tensor: Any) -> Any:
@@ -70,24 +74,16 @@ def are_finite(torch: Any, tensors: Iterable[Any]) -> Any:
             if values is not None:
                 grouped.setdefault((values.device, values.dtype), []).append(values)
         norms = [_norms(torch, values, math.inf) for values in grouped.values()]
-        device = norms[0].device if norms else _device_of(torch, [] if first is None else [first])
-        return _flag(torch, norms, device)
+        return _flag(
+            torch, _marks(torch, norms, _device_of(torch, norms or ([] if first is None else [first])))
+        )
 
 
 def total_norm(torch: Any, found: Look) -> Any:
     """The norm of all gradients together, of a look of order 2."""
     device = found.flag.device
-    norms = [norms.to(device, non_blocking=True) for _, norms in found.pieces]
+    norms = [one.to(device, non_blocking=True) for one in found.norms]
     return torch.linalg.vector_norm(torch.cat(norms)) if norms else torch.zeros((), device=device)
-
-
-def names_of(torch: Any, found: Look, names: dict[int, str]) -> list[str]:
-    """Whose gradients are not finite; the host waits for it."""
-    bad = []
-    for owners, norms in found.pieces:
-        is_finite = torch.isfinite(norms).tolist()
-        bad += [owner for owner, fine in zip(owners, is_finite, strict=True) if not fine]
-    return [names.get(id(one), f"a parameter of {tuple(one.shape)}") for one in bad]
 
 
 def _norms(torch: Any, tensors: list[Any], order: float) -> Any:
@@ -97,14 +93,15 @@ def _norms(torch: Any, tensors: list[Any], order: float) -> Any:
     return norms.float() if norms.element_size() < 4 else norms
 
 
-def _flag(torch: Any, norms: list[Any], device: Any) -> Any:
-    if not norms:
-        return torch.zeros((), device=device)
-    # Nothing times a finite number is nothing; infinity and NaN leave NaN, which differs from it.
-    sums = [torch.sum(one * 0).to(device, dtype=torch.float32, non_blocking=True) for one in norms]
-    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
-    return (total != 0).to(torch.float32)
+def _marks(torch: Any, norms: Sequence[Any], device: Any) -> Any:
+    """Nothing times a finite number is nothing; infinity and NaN leave NaN."""
+    marks = [(one * 0).to(device, dtype=torch.float32, non_blocking=True) for one in norms]
+    return torch.cat(marks) if marks else torch.zeros(0, device=device)
 
 
-def _device_of(torch: Any, tensors: list[Any]) -> Any:
+def _flag(torch: Any, marks: Any) -> Any:
+    return (marks.sum() != 0).to(torch.float32)  # NaN differs from everything
+
+
+def _device_of(torch: Any, tensors: Sequence[Any]) -> Any:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -26,7 +26,7 @@ from flatout.records.guest import Host
 from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
 from flatout.runtime.finite.evaluating import Evaluated
 from flatout.runtime.finite.gradients import Look, look, parameters_of
-from flatout.runtime.finite.judging import diagnose, is_enough, names_in, word_on
+from flatout.runtime.finite.judging import diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
 from flatout.runtime.finite.losses import LastLoss
 from flatout.runtime.finite.skipping import Flagged, Hidden, is_fused, takes_flag
@@ -103,7 +103,7 @@ class FiniteUpdates:
             return
         held = self._held
         if isinstance(held, Evaluated):
-            self._ledger(optimizer).note(held.answer(), held.found, let_through=held.let_through)
+            self._ledger(optimizer).note(held.answer(), let_through=held.let_through)
         self._end()
         self._loss.forget()
         if not isinstance(held, Flagged) or not held.is_on_gpu:  # the host knows already
@@ -112,7 +112,7 @@ class FiniteUpdates:
     def _hold_back(self, optimizer: Any) -> None:
         found = self._look(parameters_of(optimizer))
         flag = agree(self._torch, found.flag)
-        self._ledger(optimizer).note(Answer(self._torch, flag, self._loss.value(), None), found)
+        self._ledger(optimizer).note(Answer(self._torch, flag, self._loss.value(), None, found))
         if takes_flag(optimizer):
             self._held = Flagged(optimizer, flag)
         elif bool(flag):
@@ -183,7 +183,7 @@ class FiniteUpdates:
         has_waited = not is_fused(optimizer) or flag.device.type == "cpu"
         found = self._look(parameters_of(optimizer)) if not has_waited or bool(flag) else None
         scale = scaler._get_scale_async()  # noqa: SLF001
-        self._ledger(optimizer).note(Answer(torch, flag, loss, scale), found)
+        self._ledger(optimizer).note(Answer(torch, flag, loss, scale, found))
         self._loss.forget()
 
     # What became of them
@@ -205,15 +205,14 @@ class FiniteUpdates:
             if ledger.made % 256 == 1:
                 self._tell_the_session()
             return
-        names = self._names(optimizer)
         rank = rank_of(self._torch)
         self._tell_the_session()
-        word = word_on(ledger, outcome, names, self._torch)
+        word = word_on(ledger, outcome)
         if word and rank == 0:
             sys.stderr.write(f"flatout: {word}\n")
         order = self._host.order
         if is_enough(ledger, outcome, "stop" if order.on_nan == "stop" else "skip", order.patience):
-            self._stop(diagnose(self._torch, ledger, optimizer, names, rank))
+            self._stop(diagnose(self._torch, ledger, optimizer, self._host.roots(), rank))
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """No `except Exception` of the script's goes on from here; `finally` blocks find a good state."""
@@ -235,13 +234,3 @@ class FiniteUpdates:
             "let_through": sum(one.let_through for one in counts),
             "loss_scale": scales[-1] if scales else None,
         }
-
-    def _names(self, optimizer: Any) -> dict[int, str]:
-        roots = self._host.roots()
-        found: dict[int, str] = {}
-        for place, root in enumerate(roots):
-            prefix = f"{type(root).__qualname__}." if len(roots) > 1 else ""
-            bare = names_in(root, optimizer) if place == 0 and not prefix else {}
-            named = {id(one): f"{prefix}{name}" for name, one in root.named_parameters()}
-            found |= {key: name for key, name in (bare | named).items() if key not in found}
-        return found or names_in(None, optimizer)

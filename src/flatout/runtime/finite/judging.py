@@ -1,10 +1,11 @@
 """When skipping is not enough, when to say something, and what there is to say."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flatout.records.errors import JobFailed
 from flatout.records.finite import Diagnosis, Policy
-from flatout.runtime.finite.gradients import names_of, parameters_of, plain_values
+from flatout.runtime.finite.gradients import parameters_of, plain_values
 from flatout.runtime.finite.ledger import Ledger, Outcome
 
 # Names that a diagnosis keeps.
@@ -36,7 +37,7 @@ def is_enough(ledger: Ledger, outcome: Outcome, policy: Policy, patience: int) -
     return (policy == "stop" and not is_search) or ledger.in_a_row >= patience
 
 
-def word_on(ledger: Ledger, outcome: Outcome, names: dict[int, str], torch: Any) -> str:
+def word_on(ledger: Ledger, outcome: Outcome) -> str:
     """What to tell of a skipped update; nothing of those between powers of two, in a row."""
     count = ledger.in_a_row
     is_search = outcome.loss_scale is not None and outcome.loss_is_finite is not False
@@ -46,12 +47,10 @@ def word_on(ledger: Ledger, outcome: Outcome, names: dict[int, str], torch: Any)
     text += "is not finite and could not be skipped" if outcome.let_through else "is skipped"
     if outcome.batch:
         text += f" ({outcome.batch})"
-    if outcome.found is not None:
-        bad = names_of(torch, outcome.found, names)
-        having = sum(len(owners) for owners, _ in outcome.found.pieces)
-        text += (
-            f": gradients of {len(bad)} of {having} parameters are not finite" if bad else ": another rank's"
-        )
+    if outcome.bad:
+        text += f": gradients of {len(outcome.bad)} of {len(outcome.owners)} parameters are not finite"
+    elif outcome.owners:
+        text += ": another rank's gradients are not finite"
     if outcome.loss is not None:
         text += f", loss {outcome.loss:g}"
     if outcome.loss_scale is not None:
@@ -59,14 +58,13 @@ def word_on(ledger: Ledger, outcome: Outcome, names: dict[int, str], torch: Any)
     return text + (f"; {count} in a row" if count > 1 else "")
 
 
-def diagnose(torch: Any, ledger: Ledger, optimizer: Any, names: dict[int, str], rank: int) -> Diagnosis:
+def diagnose(torch: Any, ledger: Ledger, optimizer: Any, models: Sequence[Any], rank: int) -> Diagnosis:
     """Why the last updates were not finite. The host waits for it: there is nothing else to do."""
-    first = ledger.first or Outcome(ledger.updates, False, None, None, None)
+    first = ledger.first or Outcome(ledger.updates, False, None, None)
+    names = names_in(models, optimizer)
     order = {name: place for place, name in enumerate(names.values())}
-    bad, having = [], []
-    if first.found is not None:
-        bad = sorted(names_of(torch, first.found, names), key=lambda name: order.get(name, len(order)))
-        having = [names.get(id(one), "") for owners, _ in first.found.pieces for one in owners]
+    bad = sorted((names[id(one)] for one in first.bad), key=order.__getitem__)
+    having = [names[id(one)] for one in first.owners]
     return Diagnosis(
         update=first.update,
         in_a_row=ledger.in_a_row,
@@ -84,9 +82,13 @@ def diagnose(torch: Any, ledger: Ledger, optimizer: Any, names: dict[int, str], 
     )
 
 
-def names_in(model: Any, optimizer: Any) -> dict[int, str]:
-    """A name for each parameter, by its id, in the model's order."""
-    names = {id(one): name for name, one in model.named_parameters()} if model is not None else {}
+def names_in(models: Sequence[Any], optimizer: Any) -> dict[int, str]:
+    """A name for each parameter, by its id, in the models' order."""
+    names: dict[int, str] = {}
+    for model in models:
+        prefix = f"{type(model).__qualname__}." if len(models) > 1 else ""
+        for name, one in model.named_parameters():
+            names.setdefault(id(one), f"{prefix}{name}")
     for place, group in enumerate(optimizer.param_groups):
         for index, one in enumerate(group["params"]):
             names.setdefault(id(one), f"parameter {index} of group {place}")
@@ -107,5 +109,5 @@ def _bad_values(torch: Any, parameters: list[Any], names: dict[int, str]) -> lis
         for one in parameters:
             values = plain_values(torch, one.detach())
             if values is not None and not bool(torch.isfinite(values).all()):
-                found.append(names.get(id(one), f"a parameter of {tuple(one.shape)}"))
+                found.append(names[id(one)])
     return found

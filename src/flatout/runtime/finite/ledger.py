@@ -24,7 +24,9 @@ class Outcome:
     was_skipped: bool
     loss: float | None
     loss_scale: float | None
-    found: Look | None
+    # Of one that was skipped: parameters with gradients, and those among them that were not finite.
+    owners: tuple[Any, ...] = ()
+    bad: tuple[Any, ...] = ()
     # What it would be called in the data.
     batch: str = ""
     let_through: bool = False
@@ -36,14 +38,14 @@ class Outcome:
 
 
 class Answer:
-    """Numbers on their way to the host: the flag, and the loss and its scale where there are any."""
+    """Numbers on their way to the host: the flag, the loss and its scale where there are any, the marks."""
 
-    def __init__(self, torch: Any, flag: Any, loss: Any, scale: Any) -> None:
-        given = [flag, *(one.detach() for one in (loss, scale) if one is not None)]
+    def __init__(self, torch: Any, flag: Any, loss: Any, scale: Any, found: Look | None) -> None:
+        given = [flag, *(one for one in (loss, scale) if one is not None)]
         self._has = (loss is not None, scale is not None)
-        packed = torch.stack(
-            [one.reshape(()).to(flag.device, torch.float32, non_blocking=True) for one in given]
-        )
+        self._owners = found.owners if found is not None else ()
+        marks = [found.marks] if found is not None else []
+        packed = torch.cat([*(_as_one(torch, one, flag.device) for one in given), *marks])
         self._event: Any = None
         if packed.device.type == "cuda":
             self._numbers = torch.empty(packed.shape, dtype=torch.float32, pin_memory=True)
@@ -53,13 +55,21 @@ class Answer:
         else:
             self._numbers = packed
 
-    def read(self) -> tuple[bool, float | None, float | None]:
-        """Whether something was not finite, the loss, and its scale; waits for that moment, no longer."""
+    def read(self, update: int, batch: str, *, let_through: bool) -> Outcome:
+        """Waits for the moment at which the update was looked at, no longer."""
         if self._event is not None:
             self._event.synchronize()
         flag, *rest = self._numbers.tolist()
         loss = rest.pop(0) if self._has[0] else None
-        return bool(flag), loss, rest.pop(0) if self._has[1] else None
+        scale = rest.pop(0) if self._has[1] else None
+        if not flag:
+            return Outcome(update, False, loss, scale, batch=batch)
+        bad = tuple(owner for owner, mark in zip(self._owners, rest, strict=True) if mark != 0)
+        return Outcome(update, True, loss, scale, self._owners, bad, batch, let_through)
+
+
+def _as_one(torch: Any, number: Any, device: Any) -> Any:
+    return number.detach().reshape(1).to(device, torch.float32, non_blocking=True)
 
 
 class Ledger:
@@ -72,21 +82,20 @@ class Ledger:
         self.loss_scales: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         # The first of those in a row.
         self.first: Outcome | None = None
-        self._under_way: tuple[int, Answer, Look | None, str, bool] | None = None
+        self._under_way: tuple[Answer, str, bool] | None = None
 
-    def note(self, answer: Answer, found: Look | None, *, batch: str = "", let_through: bool = False) -> None:
+    def note(self, answer: Answer, *, batch: str = "", let_through: bool = False) -> None:
         """An update is under way, and its answer too."""
         self.updates += 1
-        self._under_way = (self.updates, answer, found, batch, let_through)
+        self._under_way = (answer, batch, let_through)
 
     def settle(self) -> Outcome | None:
         """Read the answer that is due; None where none is."""
         if self._under_way is None:
             return None
-        update, answer, found, batch, let_through = self._under_way
+        answer, batch, let_through = self._under_way
         self._under_way = None
-        is_bad, loss, scale = answer.read()
-        outcome = Outcome(update, is_bad, loss, scale, found if is_bad else None, batch, let_through)
+        outcome = answer.read(self.updates, batch, let_through=let_through)
         self._count(outcome)
         return outcome
 

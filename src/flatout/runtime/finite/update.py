@@ -12,7 +12,7 @@ from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
 from flatout.runtime.finite.clipping import Clipping
 from flatout.runtime.finite.evaluating import Evaluated
 from flatout.runtime.finite.gradients import Look, are_finite, look, parameters_of
-from flatout.runtime.finite.judging import NotFinite, diagnose, is_enough, names_in, word_on
+from flatout.runtime.finite.judging import NotFinite, diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
 from flatout.runtime.finite.skipping import Flagged, Hidden, is_fused, takes_flag
 
@@ -78,7 +78,6 @@ class Update:
         self._policy, self._patience, self._rollbacks = on_nan, patience, rollbacks
         self._update_scaler = update_scaler
         self._checkpointer = checkpointer
-        self._names = names_in(model, optimizer)
         self._ledger = Ledger()
         # A checkpoint was refused: values are not finite, and no batch can help.
         self._is_lost = False
@@ -124,7 +123,7 @@ class Update:
         flag, loss = agree_on_both(torch, found.flag, _as_tensor(torch, loss))
         if self._clipping is not None:
             self._clipping.clip(found, parameters_of(optimizer))
-        answer = Answer(torch, flag, loss, scale)
+        answer = Answer(torch, flag, loss, scale, found)
         withheld: Flagged | Hidden | None = None
         if scaler is not None:
             _tell_scaler(scaler, optimizer, flag)
@@ -143,7 +142,7 @@ class Update:
                 withheld.end()
         if scaler is not None and self._update_scaler:
             scaler.update()
-        self._ledger.note(answer, found, batch=self._place())
+        self._ledger.note(answer, batch=self._place())
         optimizer.zero_grad(set_to_none=True)
         return None, not by_kernel or flag.device.type == "cpu"
 
@@ -159,9 +158,7 @@ class Update:
             result = self._optimizer.step(evaluated)
         finally:
             evaluated.end()
-        self._ledger.note(
-            evaluated.answer(), evaluated.found, batch=self._place(), let_through=evaluated.let_through
-        )
+        self._ledger.note(evaluated.answer(), batch=self._place(), let_through=evaluated.let_through)
         self._optimizer.zero_grad(set_to_none=True)
         return result, True
 
@@ -189,14 +186,14 @@ class Update:
         if not outcome.was_skipped:
             self._follow()
             return
-        word = word_on(self._ledger, outcome, self._names, self._torch)
+        word = word_on(self._ledger, outcome)
         if word and rank_of(self._torch) == 0:
             sys.stderr.write(f"flatout: {word}\n")
         if is_enough(self._ledger, outcome, self._policy, self._patience):
             self._end_it()
 
     def _end_it(self) -> None:
-        diagnosis = diagnose(self._torch, self._ledger, self._optimizer, self._names, rank_of(self._torch))
+        diagnosis = diagnose(self._torch, self._ledger, self._optimizer, [self._model], rank_of(self._torch))
         can_go_back = self._policy == "rollback" and self._ledger.rollbacks < self._rollbacks
         step = self._checkpointer.roll_back(self._is_sound) if can_go_back and self._checkpointer else None
         if step is None:
