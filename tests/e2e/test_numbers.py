@@ -1,6 +1,7 @@
 """`flatout run --on-nan` and `--debug` on unmodified scripts: real processes, real ranks."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from flatout.records.plan import Choice, Fingerprint, Plan
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import QUICK, QUICK_SGD
 
+ZOO = Path(__file__).parent / "zoo"
 SPOILED = (
     QUICK_SGD
     + """
@@ -112,6 +114,41 @@ def test_a_nan_on_one_rank_is_left_out_by_all(flatout: Run, tmp_path: Path) -> N
         "same True",
         "same True",
     ]
+
+
+# Shapes of scripts whose updates are looked at, and how many those are.
+HEALTHY = {
+    "accumulation": (6, 0),
+    "gan": (10, 0),
+    "grad_scaler": (5, 1),
+    "lbfgs": (3, 0),
+    "sam": (6, 0),
+    "two_optimizers": (14, 0),
+    "module_compile": (5, 0),
+    "mp_spawn_ddp": (6, 0),
+    "lightning_trainer": (8, 0),
+    "hf_trainer": (5, 0),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("script", HEALTHY)
+def test_healthy_scripts_learn_what_they_learn_bare(flatout: Run, tmp_path: Path, script: str) -> None:
+    path = str(ZOO / f"{script}.py")
+    bare = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    done = flatout("run", "--as-written", "--on-nan", "skip", path)
+    assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
+    updates = job(tmp_path)["updates"]
+    assert isinstance(updates, dict)
+    assert (updates["made"], updates["skipped"]) == HEALTHY[script]
+
+
+@pytest.mark.full
+def test_updates_that_nobody_can_look_at_are_counted(flatout: Run, tmp_path: Path) -> None:
+    done = flatout("run", "--as-written", "--on-nan", "skip", str(ZOO / "optimizer_in_backward.py"), "2")
+    assert done.returncode == 0
+    assert "more, in backward passes or graphs" in " ".join(done.stderr.split())
 
 
 def test_rolling_back_needs_a_checkpointer(flatout: Run, tmp_path: Path) -> None:

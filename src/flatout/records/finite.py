@@ -26,6 +26,8 @@ class Updates:
     rollbacks: int = 0
     # Updates that could not be skipped, although something was not finite.
     let_through: int = 0
+    # Made inside of a backward pass, a compiled function or a graph, where nobody can look at them.
+    not_looked_at: int = 0
     loss_scale: float | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -34,14 +36,18 @@ class Updates:
 
     def words(self) -> str:
         """In a sentence."""
-        total = self.made + self.skipped
-        text = f"{self.skipped:,} of {total:,} updates were skipped: their gradients were not finite"
+        text = f"{self.made:,} updates were made"
+        if self.skipped:
+            total = self.made + self.skipped
+            text = f"{self.skipped:,} of {total:,} updates were skipped: their gradients were not finite"
         if self.most_in_a_row > 1:
             text += f" (at most {self.most_in_a_row} in a row)"
         if self.rollbacks:
             text += f"; went back to a checkpoint {self.rollbacks} time{'s' if self.rollbacks > 1 else ''}"
         if self.let_through:
             text += f"; {self.let_through:,} could not be skipped"
+        if self.not_looked_at:
+            text += f"; {self.not_looked_at:,} more, in backward passes or graphs, cannot be looked at"
         if self.loss_scale is not None:
             text += f"; loss scale {self.loss_scale:g}"
         return text

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from flatout.records.finite import Updates
 from flatout.records.plan import Plan
 from flatout.records.protection import Protected
 from flatout.records.running import JobRun
@@ -78,7 +79,7 @@ def _protection(done: JobRun, found: Protected) -> str:
 def _words_on_numbers(done: JobRun) -> list[str]:
     """Losses and gradients that were not finite; nothing of those that were."""
     found = []
-    if done.updates is not None and (done.updates.skipped or done.updates.let_through):
+    if done.updates is not None and _is_news(done.updates):
         found.append(done.updates.words())
     if done.losses_not_finite and done.updates is None:
         seen = f"the loss was not finite in {done.losses_not_finite:,} of the steps that were looked at"
@@ -88,3 +89,7 @@ def _words_on_numbers(done: JobRun) -> list[str]:
         found += [f"  {text}" for text in done.not_finite.lines()]
         found.append(f"  try: {done.not_finite.remedy()}")
     return found
+
+
+def _is_news(updates: Updates) -> bool:
+    return bool(updates.skipped or updates.let_through or updates.not_looked_at)

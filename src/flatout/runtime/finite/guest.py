@@ -51,6 +51,7 @@ class FiniteUpdates:
         # The optimizer that a scaler is stepping.
         self._scalers_own: Any = None
         self._works = True
+        self._not_looked_at = 0
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -137,9 +138,11 @@ class FiniteUpdates:
     def _is_not_ours(self, optimizer: Any) -> bool:
         """In the middle of a pass, a recording of graphs or the compiler nothing can be held back."""
         torch = self._torch
-        if self._loss.in_backward or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return True
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self._loss.in_backward or is_captured:
+            self._not_looked_at += 1
             return True
         return optimizer is self._under_way and self._is_nested(optimizer)
 
@@ -232,5 +235,6 @@ class FiniteUpdates:
             "in_a_row": max((one.in_a_row for one in counts), default=0),
             "most_in_a_row": max((one.most_in_a_row for one in counts), default=0),
             "let_through": sum(one.let_through for one in counts),
+            "not_looked_at": self._not_looked_at,
             "loss_scale": scales[-1] if scales else None,
         }

@@ -218,6 +218,15 @@ def test_parameters_of_other_precisions(dtype: torch.dtype) -> None:
     assert update.counts.skipped == 1
 
 
+def test_large_gradients_that_are_finite_are_made() -> None:
+    training = Training(OPTIMIZERS["RMSprop"])
+    update = flatout.Update(training.model, training.optimizer)
+    training.loss().backward()
+    training.model[0].weight.grad.fill_(1e30)  # its square is not finite
+    update.step()
+    assert (update.counts.made, update.counts.skipped) == (1, 0)
+
+
 def test_gradients_of_all_kinds_at_once() -> None:
     """Sparse, complex, of two precisions, empty, shared, and none at all."""
     embedding = nn.Embedding(10, 4, sparse=True)
