@@ -19,6 +19,7 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
+update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
 """
 
 import importlib
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
     from flatout.entry.observe import observe
     from flatout.entry.paralleling import parallel
     from flatout.entry.tuning import tune
+    from flatout.entry.updating import NotFinite, Update
 
 __all__ = [
     "Checkpointer",
     "MemoryTracker",
     "Microbatch",
+    "NotFinite",
     "Stopped",
+    "Update",
     "__version__",
     "apply",
     "find_batch_size",
@@ -59,7 +63,9 @@ _ROOMS = {
     "Checkpointer": "checkpointing",
     "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
+    "NotFinite": "updating",
     "Stopped": "checkpointing",
+    "Update": "updating",
     "apply": "applying",
     "find_batch_size": "microbatching",
     "fit": "fitting",

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_public_surface_is_what_we_meant() -> None:
     public = [
-        *("Checkpointer", "MemoryTracker", "Microbatch", "Stopped", "__version__", "apply"),
+        *("Checkpointer", "MemoryTracker", "Microbatch", "NotFinite", "Stopped", "Update"),
+        *("__version__", "apply"),
         *("find_batch_size", "fit", "loader_settings", "microbatch", "observe", "parallel"),
         *("prefetch", "stop_requested", "tune"),
     ]

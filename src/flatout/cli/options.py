@@ -109,20 +109,34 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+# What a bare --debug is short for.
+TRACEBACK = "traceback"
+
+
 def common_options(command: F) -> F:
     """--json, --quiet and --debug; the command receives them as `output`."""
+    debug = click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
+    return _common(command, debug)
 
+
+def common_options_and(debug: Callable[[F], F]) -> Callable[[F], F]:
+    """The same with another --debug, of which the command receives the words, too."""
+    return functools.partial(_common, debug=debug, keep=True)
+
+
+def _common(command: F, debug: Callable[[Any], Any], *, keep: bool = False) -> F:
     @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
     @click.option("--quiet", "-q", is_flag=True, help="No progress, no notices: the result alone.")
-    @click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
+    @debug
     @functools.wraps(command)
-    def with_output(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> Any:
+    def with_output(*args: Any, as_json: bool, quiet: bool, debug: Any, **kwargs: Any) -> Any:
         asked = click.get_current_context().find_root().obj
         if asked is not None:  # main.py's, which looks at it when something goes wrong
-            asked.update(json=as_json, debug=debug)
-        return command(*args, output=Output(as_json=as_json, quiet=quiet), **kwargs)
+            asked.update(json=as_json, debug=debug is True or (keep and TRACEBACK in debug))
+        kept = {"debug": debug} if keep else {}
+        return command(*args, output=Output(as_json=as_json, quiet=quiet), **kept, **kwargs)
 
-    return with_output  # type: ignore[return-value]
+    return with_output  # type: ignore[no-any-return]
 
 
 def save_option(command: F) -> F:

@@ -35,6 +35,10 @@ def _arm(torch: ModuleType) -> None:
             from flatout.runtime.protect.guest import protect
 
             protect(torch, session.order, session.facts)
+        if session.order.on_nan:
+            from flatout.runtime.finite.guest import FiniteUpdates
+
+            FiniteUpdates(session).install()
     except Exception as error:  # noqa: BLE001 - a session that cannot start must not stop the job
         _note_failure(error)
 

@@ -18,6 +18,7 @@ from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
 from flatout.inside.copies import CopiesTap
+from flatout.inside.debugging.tap import DebugTap
 from flatout.inside.ending import Ending
 from flatout.inside.forward import ForwardTap
 from flatout.inside.gpu_side import GpuSide
@@ -136,6 +137,8 @@ class Session:
         self._compiler = self._tap("compiler", CompilerTap)
         self.habits = self._tap("habits", HabitsTap)
         self.cleanup = self._tap("cleanup", CleanupTap)
+        if self.order.debug:
+            self._install("debug", DebugTap)
         if self.order.same_random:
             self.guarded("same random", draw_the_same, self.torch)
         if self.order.same_samples:
@@ -353,6 +356,9 @@ class Session:
         if steps is not None:
             self.guarded("steps", steps.flush)
         self.guarded("device", self.gpu.drain)
+        debug = self._tap("debug", DebugTap)
+        if debug is not None:
+            self.guarded("debug", debug.close)
         writer = self._running_writer()
         for name, written in (("inspection", self.inspection), ("guarding", self.guarding)):
             if written is not None:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.finite import Diagnosis, Updates
 from flatout.records.hang import Hang
 from flatout.records.protection import Protected
 from flatout.records.unknown import fill_reasons
@@ -77,6 +78,14 @@ class JobRun:
     protection: Protected | None = None
     # Pids of workers that it left behind, stuck, and that were ended for it.
     ended_workers: tuple[int, ...] = ()
+    # Losses that were not finite, among those that were looked at; with --on-nan, how updates went, and why
+    # the job was stopped where it was.
+    losses_not_finite: int = 0
+    updates: Updates | None = None
+    not_finite: Diagnosis | None = None
+    # Debug switches that were asked for, and what became of each; the files of memory-history.
+    debug: dict[str, str] = dataclasses.field(default_factory=dict)
+    memory_histories: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

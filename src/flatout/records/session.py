@@ -21,9 +21,11 @@ Read and written with the standard library alone: the user's environment may hol
         recording                 there while a profiler records: a job that dies then died of that
         ledger.json               where the order asked for it: what an imagined GPU was asked for
         out-of-memory.json        where there was no more: what held it
+        not-finite.json           where a job was stopped because its gradients were not finite: why
         out-of-memory.pickle      the same as torch's own snapshot, on a GPU
         heartbeat                 where the order asked for it: how many updates, and when the last was
         stacks.txt                where it stood when it was asked (`inside/heartbeat.py`)
+        memory-history.pickle     where the order asked for it: torch's record of memory, on a GPU
         stopped                   this rank has reached the update at which all stop
 """
 
@@ -59,6 +61,7 @@ RECORDING_FILE = "recording"
 LEDGER_FILE = "ledger.json"
 OUT_OF_MEMORY_FILE = "out-of-memory.json"
 OUT_OF_MEMORY_SNAPSHOT = "out-of-memory.pickle"
+MEMORY_HISTORY_FILE = "memory-history.pickle"
 ALARMS_FILE = "alarms.jsonl"
 DETAILS_FILE = "rank{rank}-details.pt.trace.json.gz"
 
@@ -133,6 +136,11 @@ class Order:
     same_samples: bool = False
     # Save as it goes, and come back to where it was: a `records.protection.Protection`, as plain data.
     protect: dict[str, Any] | None = None
+    # What becomes of updates that are not finite: "skip" or "stop", and after how many in a row it stops.
+    on_nan: str = ""
+    patience: int = 0
+    # Debug switches that are on, by name (`inside/debugging`).
+    debug: tuple[str, ...] = ()
     # What trackers write offline during a trial.
     aside: str | None = None
     # Where writes go when no file system overlay protects the user's files.
@@ -154,6 +162,7 @@ class Order:
         given = {name: value for name, value in plain.items() if name in known}
         given["taps"] = tuple(given.get("taps", TAPS))
         given["redirect_except"] = tuple(given.get("redirect_except", ()))
+        given["debug"] = tuple(given.get("debug", ()))
         given["levers"] = tuple(given.get("levers", ()))
         return cls(**given)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from flatout.records.finite import Updates
 from flatout.records.plan import Plan
 from flatout.records.protection import Protected
 from flatout.records.running import JobRun
@@ -51,6 +52,13 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.ended_workers:
         pids = ", ".join(map(str, done.ended_workers))
         console.print(line(f"flatout: workers that it left behind were stuck, and are ended: {pids}"))
+    for text in _words_on_numbers(done):
+        console.print(line(f"flatout: {inert(text)}"))
+    for name, what in done.debug.items():
+        if what != "on":
+            console.print(line(f"flatout: debug {name} {inert(what)}"))
+    for path in done.memory_histories:
+        console.print(line(f"flatout: memory history, for pytorch.org/memory_viz: {inert(path)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
 
@@ -66,3 +74,22 @@ def _protection(done: JobRun, found: Protected) -> str:
         return "it ended before anything was saved"
     at = found.saved_at if found.saved_at is not None else found.resumed_at
     return f"saved at update {at}; start the same command again to go on from there"
+
+
+def _words_on_numbers(done: JobRun) -> list[str]:
+    """Losses and gradients that were not finite; nothing of those that were."""
+    found = []
+    if done.updates is not None and _is_news(done.updates):
+        found.append(done.updates.words())
+    if done.losses_not_finite and done.updates is None:
+        seen = f"the loss was not finite in {done.losses_not_finite:,} of the steps that were looked at"
+        found.append(f"{seen}; flatout run --on-nan skip leaves such updates out")
+    if done.not_finite is not None:
+        found.append(f"stopped: {done.not_finite.headline()}")
+        found += [f"  {text}" for text in done.not_finite.lines()]
+        found.append(f"  try: {done.not_finite.remedy()}")
+    return found
+
+
+def _is_news(updates: Updates) -> bool:
+    return bool(updates.skipped or updates.let_through or updates.not_looked_at)

@@ -1,6 +1,7 @@
 """`run`: a whole job under its plan, and how that went against what was promised."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,17 +11,20 @@ from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
 from flatout.memory.autopsy import restart_with
 from flatout.records.autopsy import Autopsy
+from flatout.records.finite import PATIENCE, Updates
 from flatout.records.plan import Fingerprint, Plan
 from flatout.records.protection import Protected, Protection
 from flatout.records.running import Alarm, Cleanups, Continued, JobRun
-from flatout.records.session import TAPS
+from flatout.records.session import MEMORY_HISTORY_FILE, RANKS_FOLDER, TAPS
 from flatout.records.trial import Shield, Trial
 from flatout.runtime.alarms import alarms_in
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
+from flatout.runtime.finite.stopped import not_finite_in
 from flatout.runtime.running import Care, Ending, run_to_the_end
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.continuing import judge_first_steps
+from flatout.tune.debugging import environment_of
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import SeenLosses, read_losses
 from flatout.tune.request import command_of, order_of
@@ -43,6 +47,9 @@ def run_job(
     life: int = 1,
     protect: Protection | None = None,
     care: Care | None = None,
+    on_nan: str = "",
+    patience: int = PATIENCE,
+    debug: Sequence[str] = (),
 ) -> JobRun:
     """Run it to its end; every so many updates record some, and tell when steps become slower."""
     place = place_of_life(folder, life)
@@ -56,9 +63,16 @@ def run_job(
             "heartbeat": True,
             "taps": (*TAPS, "autopsy", "cleanup"),
             "protect": dataclasses.asdict(protect) if protect is not None else None,
+            "on_nan": on_nan,
+            "patience": patience,
+            "debug": tuple(debug),
         },
         output_to_stderr=output_to_stderr,
-        environment={**(_QUIET_PROFILER if watch_every else {}), **(environment or {})},
+        environment={
+            **(_QUIET_PROFILER if watch_every else {}),
+            **environment_of(debug),
+            **(environment or {}),
+        },
         on_alarm=on_alarm,
         care=care,
     )
@@ -139,12 +153,21 @@ def _job_run(
         hangs=ending.hangs,
         ended_by_us=ending.ended_by_us,
         asked=ending.asked,
+        losses_not_finite=_losses_not_finite(ranks),
+        updates=Updates(**about["finite_updates"]) if "finite_updates" in about else None,
+        not_finite=not_finite_in(place),
+        debug=about.get("debug") or {},
+        memory_histories=tuple(
+            str(path) for path in sorted(place.glob(f"{RANKS_FOLDER}/*/{MEMORY_HISTORY_FILE}"))
+        ),
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         ended_workers=ending.killed_workers,
         notes=tuple(plan.job.differences(now)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),
+            **({} if "finite_updates" in about else {"updates": "not looked at: flatout run --on-nan skip"}),
+            "not_finite": "it was not stopped for that",
             **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
             **({"asked": "nobody asked it to end"} if ending.asked is None else {}),
@@ -152,6 +175,12 @@ def _job_run(
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
         },
     )
+
+
+def _losses_not_finite(ranks: Sequence[RankSteps]) -> int:
+    """In how many of the steps that were looked at the loss of some rank was not finite."""
+    losses = [loss for rank in ranks for step in rank.steps if (loss := loss_of(step)) is not None]
+    return sum(not math.isfinite(loss) for loss in losses)
 
 
 def _continued(

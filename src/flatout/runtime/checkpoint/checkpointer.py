@@ -4,7 +4,7 @@ import contextlib
 import json
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from flatout.runtime.checkpoint.store import (
     STATE_FILE,
     Damaged,
     Stored,
+    checkpoints,
+    give_up_newer,
     newest_complete,
     read_manifest,
     verify,
@@ -85,6 +87,8 @@ class Checkpointer:
         self._saved_step: int | None = None
         # What went wrong since somebody asked.
         self._problem = ""
+        # Asked before each save, on every rank alike: why this state must not be kept, or nothing.
+        self.refusals: list[Callable[[], str]] = []
         self._ranks = Ranks(torch)
         self._held = contextlib.ExitStack()
         self._token = self._ranks.agree(self._begin)
@@ -106,17 +110,24 @@ class Checkpointer:
         """
         self._look()
         if stop_requested():
-            if step != self._saved_step:
+            if step != self._saved_step and not self._refused(step):
                 self.save(step)
             self.wait()
             raise Stopped(current().exit_code)
         problem = self.problem()
         if problem:
             sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
-        if not self._every or step % self._every or step == self._saved_step:
+        if not self._every or step % self._every or step == self._saved_step or self._refused(step):
             return False
         self.save(step)
         return True
+
+    def _refused(self, step: int) -> bool:
+        """Whether somebody has a reason not to keep this state; then it is said, and the last one stays."""
+        why = next((word for refusal in self.refusals if (word := refusal())), "")
+        if why and self._ranks.is_first:
+            sys.stderr.write(f"flatout: step {step} is not saved: {why}\n")
+        return bool(why)
 
     def save(self, step: int) -> None:
         """Save now, as training goes on; where the one before is still being written, that is waited for."""
@@ -249,15 +260,7 @@ class Checkpointer:
             stored = Stored(read_manifest(Path(name))["step"], Path(name))
             state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
         self._insist_on_as_many_ranks(stored)
-        missing = sorted({*self._parts} - {*state})
-        if missing:
-            raise CallerMistake(
-                f"{stored.path} has no {', '.join(missing)}",
-                expected=f"what it has: {', '.join(sorted({*state} - {*_OURS}))}",
-                remedy="hand over what was saved, by the same names",
-            )
-        for name, part in self._parts.items():
-            part.load_state_dict(spread(self._torch, part, state[name]))
+        self._load(stored, state)
         if self.loader is not None and "loader" in state:
             as_many = read_manifest(stored.path).get("ranks", 1) == self._ranks.count
             self.loader.load_state_dict(state["loader"], as_many_ranks=as_many)
@@ -269,6 +272,55 @@ class Checkpointer:
             sys.stderr.write(f"flatout: {word}\n")
         self._saved_step = int(state["step"])
         return self._saved_step
+
+    def roll_back(self, is_sound: Callable[[], bool] = lambda: True) -> int | None:
+        """Load the newest checkpoint that is sound into what was handed over; its step, or None without any.
+
+        The place in the data and random numbers stay where they are: training goes on with what comes next.
+        Newer checkpoints are given up. All ranks must call it.
+        """
+        with self._not_while_written():
+            for name in json.loads(self._ranks.agree(lambda: json.dumps(self._whole()))):
+                stored = Stored(read_manifest(Path(name))["step"], Path(name))
+                state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
+                self._load(stored, state)
+                if is_sound():
+                    if self._ranks.is_first:
+                        give_up_newer(self._folder, stored)
+                    self._saved_step = stored.step
+                    return stored.step
+        return None
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        found = newest_complete(self._folder, lambda _stored, _problem: None)
+        return found[0].path if found is not None else None
+
+    def parts(self) -> list[Any]:
+        """What was handed over."""
+        return list(self._parts.values())
+
+    def _whole(self) -> list[str]:
+        """All complete ones, the newest first."""
+        found = []
+        for one in checkpoints(self._folder):
+            try:
+                verify(one.path)
+                found.append(str(one.path))
+            except Damaged as problem:
+                self._tell_of_damage(one, str(problem))
+        return found
+
+    def _load(self, stored: Stored, state: dict[str, Any]) -> None:
+        missing = sorted({*self._parts} - {*state})
+        if missing:
+            raise CallerMistake(
+                f"{stored.path} has no {', '.join(missing)}",
+                expected=f"what it has: {', '.join(sorted({*state} - {*_OURS}))}",
+                remedy="hand over what was saved, by the same names",
+            )
+        for name, part in self._parts.items():
+            part.load_state_dict(spread(self._torch, part, state[name]))
 
     def _choose(self, which: str | Path) -> str:
         if which != "latest":

@@ -38,6 +38,16 @@ class Loader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def batches(self) -> int:
+        """How many batches of this pass the loop has had."""
+        return self._batches
+
+    @property
+    def passes(self) -> int:
+        """How many passes are over."""
+        return self._passes
+
     def __iter__(self) -> Iterator[Any]:
         resumed, self._to_resume = self._to_resume, None
         if resumed is not None and resumed["nothing_left"]:

@@ -140,13 +140,22 @@ def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None)
         if not path.name.endswith(f"-{token}"):
             shutil.rmtree(path, ignore_errors=True)
     gone = [one for one in checkpoints(folder)[keep:] if protect is None or one.path != protect.path]
+    _remove(folder, gone)
+    return gone
+
+
+def give_up_newer(folder: Path, stored: Stored) -> None:
+    """Remove what is newer than this one: training went back to it."""
+    _remove(folder, [one for one in checkpoints(folder) if one.step > stored.step])
+
+
+def _remove(folder: Path, gone: list[Stored]) -> None:
     for one in gone:
         # Without its name it is no checkpoint any more, however far this gets.
         with contextlib.suppress(FileNotFoundError):
             one.path.rename(folder / f"{_PRUNED}{one.path.name}")
     for path in folder.glob(f"{_PRUNED}*"):
         shutil.rmtree(path, ignore_errors=True)
-    return gone
 
 
 # Reading ----------------------------------------------------------------------------------------------------

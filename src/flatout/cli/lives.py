@@ -1,0 +1,148 @@
+"""A job under `flatout run`, from its first start to its end: protected, rehearsed, started again."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.cli.caring import Wishes
+from flatout.cli.jobs import new_run
+from flatout.cli.options import Output
+
+if TYPE_CHECKING:
+    from flatout.records.autopsy import Autopsy
+    from flatout.records.plan import Fingerprint, Plan
+    from flatout.records.running import JobRun
+    from flatout.records.runs import RunFolder
+    from flatout.runtime.profiling import ProfileRequest
+    from flatout.runtime.protecting import Refuge
+
+
+class Lives:
+    """One job, from its first start to its end, however often it is started on the way."""
+
+    def __init__(
+        self,
+        output: Output,
+        request: "ProfileRequest",
+        plan: "Plan",
+        now: "Fingerprint",
+        wishes: Wishes,
+        *,
+        restart: bool,
+        settings: Mapping[str, Any],
+    ) -> None:
+        from flatout.records.places import PROJECT_FOLDER
+        from flatout.runtime.protecting import Refuge
+
+        self._output, self._request, self._plan, self._wishes = output, request, plan, wishes
+        self._restart, self._settings = restart, settings
+        self._started = 0
+        self._refuge: Refuge | None = None
+        if wishes.protect:
+            self._refuge = Refuge(Path(PROJECT_FOLDER), request.command, now.script, now.script_sha256)
+
+    def run(self) -> "JobRun":
+        """Until it ends well, or no more is to be tried."""
+        from flatout.tune.lives import Retries, run_lives
+
+        retries = self._wishes.retries
+        if self._wishes.on_hang == "restart":
+            retries = max(retries, 1)
+        refuge = self._refuge
+        goes_on_from = refuge.begin(fresh=self._wishes.fresh) if refuge is not None else None
+        if goes_on_from is not None:
+            self._output.notice(f"flatout: goes on from update {goes_on_from}")
+        with new_run(self._output, "run") as folder:
+            if refuge is not None and goes_on_from is None and self._wishes.rehearsal:
+                self._rehearse(refuge, folder)
+            done = run_lives(lambda _life: self._live(folder), Retries(retries), self._tell)
+            folder.write("job", 1, done)  # "run" is the manifest's name
+        if refuge is not None and done.exit_code == 0:
+            refuge.is_over()
+        return done
+
+    def _live(self, folder: "RunFolder") -> "JobRun":
+        from flatout.records.protection import Protection
+        from flatout.runtime.running import Care
+        from flatout.tune.running import plan_after, run_job
+
+        output, wishes = self._output, self._wishes
+        self._started += 1
+        protect = None
+        if self._refuge is not None:
+            protect = Protection(str(self._refuge.path), *wishes.save_every)
+        done = run_job(
+            self._plan,
+            self._request.command,
+            folder.manifest.id,
+            folder.path,
+            output_to_stderr=output.as_json,
+            environment=dict(self._request.environment),
+            on_alarm=lambda alarm: self._tell(alarm.words()),
+            life=self._started,
+            protect=protect,
+            care=Care(
+                hang_after_s=wishes.hang_after,
+                ends_hangs=wishes.on_hang != "tell",
+                grace_s=wishes.grace,
+                tell=self._tell,
+            ),
+            **self._settings,
+        )
+        folder.write("job", 1, done)
+        found = _out_of_memory(output, self._request, folder, self._started) if done.exit_code else None
+        better = plan_after(self._plan, found) if found is not None and self._restart else None
+        if better is None:
+            return done
+        output.notice(f"flatout: starting once more, with {better.levers[-1].words()}")
+        self._plan, self._restart = better, False
+        return self._live(folder)
+
+    def _rehearse(self, refuge: "Refuge", folder: "RunFolder") -> None:
+        from flatout.records.errors import CallerMistake
+        from flatout.runtime.rehearsing import rehearse
+        from flatout.tune.request import order_of
+
+        if refuge.is_rehearsed():
+            return
+        with self._output.progress("rehearsing") as progress:
+            found = rehearse(self._request, order_of(self._plan.levers), folder.path, progress)
+        self._tell(f"rehearsed: {found.words}" if found.went_well is not False else found.words)
+        if found.went_well is False:
+            raise CallerMistake(
+                f"this script cannot be brought back to where it was: {found.words}",
+                expected="a loop that does the same when it is run again",
+                remedy="flatout.Checkpointer in the script, or --no-rehearsal to try it all the same",
+            )
+        if found.went_well:
+            refuge.has_rehearsed()
+
+    def _tell(self, text: str) -> None:
+        self._output.notice(f"flatout: {text}")
+
+
+def _out_of_memory(
+    output: Output, request: "ProfileRequest", folder: "RunFolder", life: int
+) -> "Autopsy | None":
+    """The autopsy of a job that ended so; None for one that failed for another reason."""
+    import dataclasses
+
+    from flatout.memory.autopsy import autopsy
+    from flatout.records.atomic import write_atomically
+    from flatout.report.autopsy import draw_autopsy
+    from flatout.report.autopsy_page import autopsy_page
+    from flatout.tune.running import place_of_life
+
+    with output.progress("out of memory: what held it") as progress:
+        found = autopsy(request, folder.manifest.id, place_of_life(folder.path, life), progress)
+    if found is None:
+        return None
+    page = folder.path / "autopsy.html"
+    found = dataclasses.replace(found, report=str(page))
+    folder.write("autopsy", 1, found)
+    write_atomically(page, autopsy_page(found).encode("utf-8", "replace"))
+    draw_autopsy(found, output.error_console())
+    output.notice(f"the picture: {page}")
+    if found.snapshot is not None:
+        output.notice(f"for pytorch.org/memory_viz: {found.snapshot}")
+    return found

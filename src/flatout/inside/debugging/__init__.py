@@ -1,0 +1,1 @@
+"""Debug switches of `flatout run --debug`: one a file, and `catalogue.py`, a plain list."""
