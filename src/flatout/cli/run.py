@@ -166,6 +166,7 @@ def command(
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)
         os.kill(os.getpid(), done.signal)
+        return 128 + done.signal  # the first process of a container outlives it
     return done.exit_code or 0
 
 
