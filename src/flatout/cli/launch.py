@@ -91,8 +91,8 @@ def command(
 ) -> int:
     """The same job on Slurm, Kubernetes or SkyPilot.
 
-    Writes the file that the scheduler takes: the job as `flatout run` would run it here, under its plan, on as
-    many machines as you like; under torchrun where there are several processes. A job that must make room
+    Writes the file that the scheduler takes: the job as `flatout run` would run it here, under its plan, on
+    as many machines as you like; under torchrun where there are several processes. A job that must make room
     gets SIGTERM and time to save, and starts again from what it saved. Only --submit hands it in.
 
     \b

@@ -12,13 +12,10 @@ from flatout.runtime.launching.draft import Draft
 from flatout.runtime.launching.gpu_names import slurm_type
 from flatout.runtime.launching.shell import array, joined, quoted
 
-# Waits for what a signal must not cut off. The trap of each signal sets `again`.
-_WAIT = """again=yes
-while [ -n "$again" ]; do
-  again=
-  wait "$job"
-  code=$?
-done"""
+# A trap ends `wait` before the job has ended; once it has, `wait` knows how.
+_WAIT = """while kill -0 "$job" 2> /dev/null; do wait "$job"; done
+wait "$job"
+code=$?"""
 
 _ON_EACH_NODE = f"""on_each_node='
 # Slurm gives a signal to every process of the step. All ignore this one but this shell, which tells the job.
@@ -26,8 +23,8 @@ trap "" USR1
 "$@" &
 job=$!
 asked=
-trap "again=yes asked=yes; kill -TERM $job" USR1
-trap "again=yes" TERM CONT
+trap "asked=yes; kill -TERM $job" USR1
+trap : TERM  # the job has its own
 {_WAIT}
 # A node that was asked to stop has not failed: Slurm would kill the others while they save.
 if [ -n "$asked" ] && [ "$code" -ne 0 ]; then
@@ -62,8 +59,8 @@ def draft_slurm(job: LaunchJob) -> Draft:
         _ON_EACH_NODE,
         "",
         "asked=",
-        "trap 'again=yes asked=yes; kill -USR1 \"$job\"' USR1  # the time is nearly over",
-        "trap 'again=yes' TERM CONT  # Slurm has told the job itself",
+        "trap 'asked=yes; kill -USR1 \"$job\"' USR1  # the time is nearly over",
+        "trap : TERM  # Slurm has told the job itself",
         f'srun {joined(_step_options(job))} bash -c "$on_each_node" flatout "${{job_words[@]}}" &',
         "job=$!",
         _WAIT,
@@ -111,7 +108,7 @@ def _meeting(job: LaunchJob) -> list[str]:
 
 
 def _again(job: LaunchJob) -> list[str]:
-    """The end of the script: what was interrupted by its time, and by nothing else, is put back."""
+    """The end of the script: what was interrupted, and not cancelled, is put back."""
     lines = [
         "",
         'left=$(cat "$FLATOUT_UNFINISHED")',
@@ -119,8 +116,11 @@ def _again(job: LaunchJob) -> list[str]:
         'if [ -n "$left" ]; then asked=yes code=$left; fi',
     ]
     if job.restarts:
+        preempted = """scontrol show job -o "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'"""
         limit = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]'
         lines += [
+            "# What must make room, and ends before Slurm ends it, would count as failed.",
+            f"if {preempted}; then asked=yes; fi",
             "# Asked to stop before it was done: once more, from what it has saved.",
             f'if [ -n "$asked" ] && [ "$code" -ne 0 ] && {limit}; then',
             '  scontrol requeue "$SLURM_JOB_ID"',
