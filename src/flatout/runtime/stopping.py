@@ -17,6 +17,8 @@ _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _KEY = "flatout/stop-at"
 # Ranks are at most one step apart: each waits for the others' gradients.
 _AHEAD = 2
+# What torch sets for SIGCHLD: it raises, wherever the script stands, when a DataLoader's worker was killed.
+_WORKER_WATCH = "torch.utils.data._utils.signal_handling"
 
 
 class Stopped(SystemExit):
@@ -33,6 +35,7 @@ class Stop:
         self.signal: int | None = None
         self.asked_at: float | None = None
         self._found: dict[int, Any] = {}
+        self._worker_watch: Any = None
         self._calls = 0
         self._stop_at: int | None = None
         # While there is nothing to save, a signal does what it would do without us.
@@ -61,7 +64,10 @@ class Stop:
             if signal.getsignal(number) == self._on_signal:
                 with contextlib.suppress(ValueError):  # not in the main thread
                     signal.signal(number, before)
-        self._found = {}
+        if self._worker_watch is not None and signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGCHLD, self._worker_watch)
+        self._found, self._worker_watch = {}, None
         self.signal = self.asked_at = self._stop_at = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -72,11 +78,19 @@ class Stop:
         again = self.signal is not None
         if not again:
             self.signal, self.asked_at = number, time.monotonic()
+            self._stop_watching_workers()
         before = self._found.get(number)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
         elif number == signal.SIGINT and again:
             raise KeyboardInterrupt  # whoever presses Ctrl-C twice does not want to wait
+
+    def _stop_watching_workers(self) -> None:
+        """Slurm tells every process of a job: loaders' workers that die of it must not fail the last step."""
+        watch = signal.getsignal(signal.SIGCHLD)
+        if getattr(watch, "__module__", "") == _WORKER_WATCH:
+            self._worker_watch = watch
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     # Asking
 

@@ -166,10 +166,10 @@ def test_what_must_make_room_is_put_back_and_what_was_cancelled_is_not(
 ) -> None:
     running = batch(a_job(make_job, tmp_path), FAKE_PREEMPT_TIME=preempted)
     wait_for(tmp_path, "up")
-    running.send_signal(signal.SIGTERM)  # Slurm tells all at once: the shell, and the job
+    running.send_signal(signal.SIGTERM)  # Slurm tells all at once: the shell, and every process of the step
     script = subprocess.run(["pgrep", "-f", f"{sys.executable} train.py"], capture_output=True, text=True)
     own = [int(pid) for pid in script.stdout.split() if Path(f"/proc/{pid}/cwd").readlink() == tmp_path]
-    os.kill(own[0], signal.SIGTERM)
+    os.killpg(os.getpgid(own[0]), signal.SIGTERM)
     assert running.wait(60) == 143
     assert (tmp_path / "notes-0").read_text().splitlines()[-1] == "saved"
     assert slurm_tools.asked_for(bin_folder) == asked
