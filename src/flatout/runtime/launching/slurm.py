@@ -24,7 +24,7 @@ trap "" USR1
 job=$!
 asked=
 trap "asked=yes; kill -TERM $job" USR1
-trap : TERM  # the job has its own
+trap asked=yes TERM  # the job has its own
 {_WAIT}
 # A node that was asked to stop has not failed: Slurm would kill the others while they save.
 if [ -n "$asked" ] && [ "$code" -ne 0 ]; then
@@ -113,7 +113,7 @@ def _again(job: LaunchJob) -> list[str]:
         "",
         'left=$(cat "$FLATOUT_UNFINISHED")',
         'rm -f "$FLATOUT_UNFINISHED"',
-        'if [ -n "$left" ]; then asked=yes code=$left; fi',
+        'if [ -n "$left" ]; then code=$left; fi',
     ]
     if job.restarts:
         preempted = """scontrol show job -o "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'"""

@@ -101,25 +101,37 @@ def test_before_its_time_is_over_the_job_saves_and_is_put_back(
     assert slurm_tools.asked_for(bin_folder) == ["requeue 7"]
 
 
+@pytest.mark.parametrize("told_by", [signal.SIGUSR1, signal.SIGTERM])
 def test_no_node_is_killed_while_it_saves(
-    make_job: Make, tmp_path: Path, bin_folder: Path, batch: Callable[..., "subprocess.Popen[bytes]"]
+    make_job: Make, tmp_path: Path, bin_folder: Path, told_by: signal.Signals
 ) -> None:
     # One of two nodes is done with saving long before the other. torchrun would need torch: run without it.
-    job = a_job(make_job, tmp_path, nodes=2)
-    text = draft_slurm(job).text
+    text = draft_slurm(a_job(make_job, tmp_path, nodes=2)).text
     torchrun = [line for line in text.splitlines() if "torch.distributed.run" in line or "rdzv" in line]
     for line in torchrun:
         text = text.replace(line + "\n", "")
     (tmp_path / "job.sbatch").write_text(text)
-    variables = {**slurm_tools.install(bin_folder), "SAVING_S_1": "2"}
+    preempted = "2026-11-16T10:54:36" if told_by == signal.SIGTERM else "None"
+    more = {"SAVING_S_1": "2", "FAKE_PREEMPT_TIME": preempted}
+    variables = {**slurm_tools.install(bin_folder), **more}
     running = subprocess.Popen(["bash", "job.sbatch"], cwd=tmp_path, env=variables)
     with contextlib.ExitStack() as end:
         end.callback(running.kill)
         wait_for(tmp_path, "up", nodes=2)
-        running.send_signal(signal.SIGUSR1)
+        running.send_signal(told_by)
+        if told_by == signal.SIGTERM:
+            tell_the_step(tmp_path)
         assert running.wait(60) == 143
     wait_for(tmp_path, "saved", nodes=2)
     assert slurm_tools.asked_for(bin_folder) == ["requeue 7"]
+
+
+def tell_the_step(folder: Path) -> None:
+    """SIGTERM for every process of the step, as Slurm gives it."""
+    found = subprocess.run(["pgrep", "-f", f"{sys.executable} train.py"], capture_output=True, text=True)
+    own = [int(pid) for pid in found.stdout.split() if Path(f"/proc/{pid}/cwd").readlink() == folder]
+    for group in {os.getpgid(pid) for pid in own}:
+        os.killpg(group, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +179,7 @@ def test_what_must_make_room_is_put_back_and_what_was_cancelled_is_not(
     running = batch(a_job(make_job, tmp_path), FAKE_PREEMPT_TIME=preempted)
     wait_for(tmp_path, "up")
     running.send_signal(signal.SIGTERM)  # Slurm tells all at once: the shell, and every process of the step
-    script = subprocess.run(["pgrep", "-f", f"{sys.executable} train.py"], capture_output=True, text=True)
-    own = [int(pid) for pid in script.stdout.split() if Path(f"/proc/{pid}/cwd").readlink() == tmp_path]
-    os.killpg(os.getpgid(own[0]), signal.SIGTERM)
+    tell_the_step(tmp_path)
     assert running.wait(60) == 143
     assert (tmp_path / "notes-0").read_text().splitlines()[-1] == "saved"
     assert slurm_tools.asked_for(bin_folder) == asked
