@@ -1,6 +1,7 @@
 """Alarms that a watched job has given, while it runs and afterwards."""
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from flatout.records.running import Alarm
 from flatout.records.session import ALARMS_FILE, RANKS_FOLDER
 
 _LOOK_S = 1.0
+_FOR_THE_MAIN_THREAD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def alarms_in(folder: Path) -> list[Alarm]:
@@ -42,7 +44,10 @@ def told(folder: Path, tell: Callable[[Alarm], None]) -> Iterator[None]:
             look()
 
     thread = threading.Thread(target=watch, name="flatout-alarms", daemon=True)
+    # One that this thread took would not wake the main one, which waits for the job and answers signals.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_MAIN_THREAD)
     thread.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         yield
     finally:

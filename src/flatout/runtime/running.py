@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.records.running import Alarm
-from flatout.records.session import Order
+from flatout.records.session import STOPPED_FILE, Order
 from flatout.runtime.alarms import told
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
@@ -53,10 +53,17 @@ def run_to_the_end(
             command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
         )
         passed_on.begin(child)
-        code = child.wait()
+        code = _told(child.wait(), path.with_name(STOPPED_FILE))
     took_s = time.monotonic() - began
     killed = tuple(end_workers_left_by(str(path)))
     return Ending(code if code >= 0 else None, -code if code < 0 else None, took_s, killed)
+
+
+def _told(code: int, stopped: Path) -> int:
+    """How the job ended, in its own words where a launcher's would hide that it was only asked to stop."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(stopped.read_text()) if code > 0 else code
+    return code
 
 
 class _PassedOn:
@@ -82,7 +89,9 @@ class _PassedOn:
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[_PassedOn]:
     pass_on = _PassedOn()
-    found = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    # What is ignored stays so, for us and for the job: nohup wants that, and scripts of `flatout launch`.
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    found = {number: signal.signal(number, pass_on) for number in heard}
     # The terminal sends Ctrl-C to the job as well: what follows is the job's to say.
     found[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     try:

@@ -6,12 +6,16 @@ stop there.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from flatout.records.session import SESSION_VARIABLE, STOPPED_FILE
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _KEY = "flatout/stop-at"
@@ -26,6 +30,10 @@ class Stopped(SystemExit):
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
+        order = os.environ.get(SESSION_VARIABLE)
+        if order:  # `flatout run` sees of torchrun only that a rank has failed
+            with contextlib.suppress(OSError):
+                Path(order).with_name(STOPPED_FILE).write_text(str(code))
 
 
 class Stop:
