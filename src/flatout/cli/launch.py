@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 @click.option("--memory", type=Size(), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
 @click.option("--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to run under.")
 @click.option("--as-written", is_flag=True, help="Without a plan.")
+@click.option(
+    "--protect",
+    "is_protected",
+    is_flag=True,
+    help="As in `flatout run`: saves a script that does not save, and goes on from there.",
+)
 @click.option("--module", "-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.option(
     "--python",

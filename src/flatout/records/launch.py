@@ -66,6 +66,7 @@ class LaunchJob:
     # None: as written.
     plan: str | None
     plan_text: str = ""
+    is_protected: bool = False
     time_s: int | None = None
     grace_s: int = 0
     restarts: int = 0

@@ -13,7 +13,8 @@ def run_words(job: LaunchJob, plan_there: str | None) -> list[str]:
     """`python -m flatout run ...` up to where the job's own words begin."""
     plan = ["--plan", plan_there] if plan_there is not None else ["--as-written"]
     module = ["-m"] if job.program.kind == "module" and not job.is_under_torchrun else []
-    return [job.python, "-m", "flatout", "run", *plan, *module, "--"]
+    protect = ["--protect"] if job.is_protected else []
+    return [job.python, "-m", "flatout", "run", *plan, *protect, *module, "--"]
 
 
 def torchrun_words(job: LaunchJob) -> list[str]:

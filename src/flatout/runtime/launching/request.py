@@ -65,6 +65,7 @@ class LaunchRequest:
     python: str
     folder: str
     plan: str | None
+    is_protected: bool = False
     nodes: int | None = None
     gpus: int | None = None
     gpu: str | None = None
@@ -95,6 +96,7 @@ def job_for(request: LaunchRequest) -> tuple[LaunchJob, tuple[str, ...]]:
     program = _at_home(found.program, request, target)
     settings = _settings(request.settings, target)
     _insist_on_time(request)
+    _insist_on_protection(request, nodes, target)
     plan_text = ""
     if request.plan is not None:
         read_plan(Path(request.plan))
@@ -110,6 +112,7 @@ def job_for(request: LaunchRequest) -> tuple[LaunchJob, tuple[str, ...]]:
         gpus=gpus,
         plan=request.plan,
         plan_text=plan_text,
+        is_protected=request.is_protected,
         time_s=request.time_s,
         grace_s=request.grace_s,
         restarts=request.restarts,
@@ -196,6 +199,21 @@ def _insist_on_time(request: LaunchRequest) -> None:
             f"--time is {request.time_s} s, and {request.grace_s} s of it are for saving",
             expected="more than a minute between the start and the word to save",
             remedy=f"--time {-(-(request.grace_s + 120) // 60)}m, or a shorter --grace",
+        )
+
+
+def _insist_on_protection(request: LaunchRequest, nodes: int, target: Target) -> None:
+    if request.is_protected and nodes > 1:
+        raise CallerMistake(
+            f"--protect was given for {nodes} nodes",
+            expected="one node: what several save has not been tried",
+            remedy="flatout.Checkpointer in the script saves on any number of nodes",
+        )
+    if request.is_protected and target == "skypilot" and not request.settings.bucket:
+        raise CallerMistake(
+            "--protect was given, and no --bucket",
+            expected="a place that survives the machine, for what is saved",
+            remedy="--bucket NAME",
         )
 
 

@@ -95,8 +95,12 @@ def _kept_folder(job: LaunchJob) -> list[str]:
     """The folder that the job saves in lies in the bucket; one that came along with the code makes room."""
     if not job.settings.bucket:
         return []
-    folder, inside = quoted(job.settings.checkpoints), quoted(f"{_BUCKET_THERE}/{job.name}")
-    aside = quoted(f"{job.settings.checkpoints}.came-along")
+    folders = {job.settings.checkpoints: "checkpoints", **({".flatout": "runs"} if job.is_protected else {})}
+    return [line for here, inside in folders.items() for line in _linked(here, f"{job.name}/{inside}")]
+
+
+def _linked(here: str, in_bucket: str) -> list[str]:
+    folder, inside, aside = quoted(here), quoted(f"{_BUCKET_THERE}/{in_bucket}"), quoted(f"{here}.came-along")
     return [
         f'mkdir -p -- {inside} "$(dirname -- {folder})"',
         f"if [ -e {folder} ] && [ ! -L {folder} ]; then mv -T --backup=numbered -- {folder} {aside}; fi",

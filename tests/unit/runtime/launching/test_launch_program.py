@@ -83,6 +83,7 @@ def test_processes_come_from_gpus_or_from_torchrun(make_job: Make) -> None:
         (("train.py",), {"environment": ("PET_NNODES=4",)}, "PET_NNODES"),
         (("train.py",), {"environment": ("=x",)}, "sets nothing"),
         (("train.py",), {"time_s": 100}, "for saving"),
+        (("train.py",), {"nodes": 2, "is_protected": True}, "--protect was given for 2 nodes"),
         (("train.py",), {"gpus": 0, "gpu": "h100"}, "--gpus 0"),
         (("train.py",), {"gpu": "h1000"}, "unknown GPU"),
         (("train.py",), {"gpu": "m"}, "may be any of"),

@@ -84,8 +84,15 @@ def test_checkpoints_go_to_the_bucket_and_what_came_along_is_kept(make_job: Make
         executed(script, tmp_path)
     saved = tmp_path / "out dir" / "saved"
     assert saved.is_symlink()
-    assert saved.resolve() == (tmp_path / "bucket" / "train").resolve()
+    assert saved.resolve() == (tmp_path / "bucket" / "train" / "checkpoints").resolve()
     assert (tmp_path / "out dir" / "saved.came-along" / "mine").exists()
+
+
+def test_what_protects_a_script_lies_in_the_bucket_too(make_job: Make, tmp_path: Path) -> None:
+    job = make_job("skypilot", gpus=0, is_protected=True, settings={"bucket": "my-runs"})
+    script = task(job)["run"].replace("/flatout-kept", str(tmp_path / "bucket"))
+    assert "--protect" in executed(script, tmp_path)
+    assert (tmp_path / ".flatout").resolve() == (tmp_path / "bucket" / "train" / "runs").resolve()
 
 
 def test_the_plan_is_taken_along(make_job: Make) -> None:
@@ -103,6 +110,7 @@ def test_a_broken_setup_is_found_before_it_is_shown(make_job: Make) -> None:
     ("words", "options", "said"),
     [
         (("train.py",), {"gpus": 1}, "what SkyPilot calls"),
+        (("train.py",), {"gpus": 0, "is_protected": True}, "no --bucket"),
         (("../train.py",), {"gpus": 0}, "not in this folder|no script"),
         (("train.py",), {"gpus": 0, "settings": {"setup": ""}}, "neither --image nor --setup"),
     ],
