@@ -14,6 +14,8 @@ _STYLES = {"ok": "green", "failed": "bold red", "skipped": "dim"}
 def draw_launch(found: Launch, console: Console) -> None:
     """Print what belongs beside the file; the file is for a pipe."""
     table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
     for check in found.checks:
         reason = f": {check.reason}" if check.reason else ""
         table.add_row(line(check.outcome, _STYLES[check.outcome]), line(check.by + reason))

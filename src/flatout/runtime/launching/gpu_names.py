@@ -71,7 +71,7 @@ def slurm_type(gpus: Gpus) -> str:
     types = sorted({_family(one) for one in gpus.ids})
     if len(types) > 1:
         raise CallerMistake(
-            f"these GPUs have several names on Slurm: {', '.join(types)}",
+            f"these GPUs have {len(types)} names on Slurm, among them {', '.join(types[:4])}",
             expected="GPUs that a cluster calls by one name",
             remedy=f"--gpu {gpus.ids[0]}, or --gpu-name TYPE as `sinfo -o %G` shows it",
         )

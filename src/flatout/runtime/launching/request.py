@@ -178,7 +178,7 @@ def _settings(settings: Settings, target: Target) -> Settings:
             raise CallerMistake(
                 "no --image was given",
                 expected="an image with torch, Flatout and the job's code, which the cluster can fetch",
-                remedy="--image registry.example.org/team/train:1",
+                remedy="--image team/train:1",
             )
         return dataclasses.replace(settings, checkpoints=str(Path(settings.workdir, settings.checkpoints)))
     if target == "skypilot":
