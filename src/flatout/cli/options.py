@@ -70,7 +70,7 @@ class Output:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """`90`, `90s`, `5m` or `1h`, as seconds."""
+    """`90`, `90s`, `5m`, `1h` or `2d`, as seconds."""
 
     name = "duration"
 
@@ -78,9 +78,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         """Seconds."""
         if isinstance(value, int | float):
             return float(value)
-        number, unit = (value[:-1], value[-1]) if value[-1:] in "smh" and len(value) > 1 else (value, "s")
+        number, unit = (value[:-1], value[-1]) if value[-1:] in "smhd" and len(value) > 1 else (value, "s")
         try:
-            seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+            seconds = float(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
         except ValueError:
             self.fail(f"{value!r} is no duration: 90s, 5m and 1h are", param, ctx)
         if not seconds > 0:

@@ -118,6 +118,5 @@ def command(
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)
         os.kill(os.getpid(), done.signal)
-    if done.asked is not None and done.protection is not None and done.exit_code:
-        return 128 + done.asked  # also where torchrun has another code for ranks that were asked to end
+        return 128 + done.signal  # the first process of a container outlives it
     return EXIT_JOB if done.not_finite is not None else done.exit_code or 0

@@ -36,6 +36,8 @@ from typing import Any, Literal
 
 # Names the order's file. Its presence arms the hook; without it the hook costs one look-up.
 SESSION_VARIABLE = "FLATOUT_SESSION"
+# Beside the order: the exit code of a training that was asked to stop, and has saved.
+STOPPED_FILE = "stopped"
 # "<pid>:<mark>" of the process that keeps a trial; its children end when it is gone.
 KEEPER_VARIABLE = "FLATOUT_KEEPER"
 

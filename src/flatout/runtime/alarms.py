@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.records.running import Alarm
 from flatout.records.session import ALARMS_FILE, RANKS_FOLDER
+from flatout.runtime.aside import start_aside
 
 _LOOK_S = 1.0
 
@@ -41,8 +42,7 @@ def told(folder: Path, tell: Callable[[Alarm], None]) -> Iterator[None]:
         while not ended.wait(_LOOK_S):
             look()
 
-    thread = threading.Thread(target=watch, name="flatout-alarms", daemon=True)
-    thread.start()
+    thread = start_aside(watch, "flatout-alarms")
     try:
         yield
     finally:

@@ -14,8 +14,9 @@ from typing import Any
 
 from flatout.records.hang import Hang
 from flatout.records.running import Alarm
-from flatout.records.session import Order
+from flatout.records.session import STOPPED_FILE, Order
 from flatout.runtime.alarms import told
+from flatout.runtime.aside import start_aside
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
 from flatout.runtime.hanging.watching import hangs_told
@@ -77,7 +78,7 @@ def run_to_the_end(
             command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
         )
         passed_on.begin(child)
-        code = child.wait()
+        code = _told(child.wait(), path.with_name(STOPPED_FILE))
     took_s = time.monotonic() - began
     killed = tuple(end_workers_left_by(str(path)))
     return Ending(
@@ -103,8 +104,7 @@ class _Watchman:
     @contextlib.contextmanager
     def on_duty(self, folder: Path, passed_on: "_PassedOn") -> Iterator[None]:
         over = threading.Event()
-        patience = threading.Thread(target=self._lose_patience, args=(passed_on, over), daemon=True)
-        patience.start()
+        patience = start_aside(lambda: self._lose_patience(passed_on, over), "flatout-patience")
         try:
             with hangs_told(folder, self._hangs, self._goes_on, self._care.hang_after_s):
                 yield
@@ -132,6 +132,13 @@ class _Watchman:
         self.ended = self.ended or why
         self._care.tell(f"ending the job: {why}")
         end_all_of(self._order)
+
+
+def _told(code: int, stopped: Path) -> int:
+    """How the job ended, in its own words where a launcher's would hide that it was only asked to stop."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(stopped.read_text()) if code > 0 else code
+    return code
 
 
 class _PassedOn:
@@ -165,8 +172,9 @@ class _PassedOn:
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[_PassedOn]:
     pass_on = _PassedOn()
-    found = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    found[signal.SIGINT] = signal.signal(signal.SIGINT, pass_on)
+    # What is ignored stays so, for us and for the job: nohup wants that, and scripts of `flatout launch`.
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    found = {number: signal.signal(number, pass_on) for number in (*heard, signal.SIGINT)}
     try:
         yield pass_on
     finally:

@@ -6,17 +6,23 @@ stop there.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from flatout.records.session import SESSION_VARIABLE, STOPPED_FILE
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _KEY = "flatout/stop-at"
 # Ranks are at most one step apart: each waits for the others' gradients.
 _AHEAD = 2
+# What torch sets for SIGCHLD: it raises, wherever the script stands, when a DataLoader's worker was killed.
+_WORKER_WATCH = "torch.utils.data._utils.signal_handling"
 
 
 class Stopped(SystemExit):
@@ -24,6 +30,10 @@ class Stopped(SystemExit):
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
+        order = os.environ.get(SESSION_VARIABLE)
+        if order:  # `flatout run` sees of torchrun only that a rank has failed
+            with contextlib.suppress(OSError):
+                Path(order).with_name(STOPPED_FILE).write_text(str(code))
 
 
 class Stop:
@@ -33,6 +43,7 @@ class Stop:
         self.signal: int | None = None
         self.asked_at: float | None = None
         self._found: dict[int, Any] = {}
+        self._worker_watch: Any = None
         self._calls = 0
         self._stop_at: int | None = None
         # While there is nothing to save, a signal does what it would do without us.
@@ -61,7 +72,10 @@ class Stop:
             if signal.getsignal(number) == self._on_signal:
                 with contextlib.suppress(ValueError):  # not in the main thread
                     signal.signal(number, before)
-        self._found = {}
+        if self._worker_watch is not None and signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGCHLD, self._worker_watch)
+        self._found, self._worker_watch = {}, None
         self.signal = self.asked_at = self._stop_at = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -72,11 +86,19 @@ class Stop:
         again = self.signal is not None
         if not again:
             self.signal, self.asked_at = number, time.monotonic()
+            self._stop_watching_workers()
         before = self._found.get(number)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
         elif number == signal.SIGINT and again:
             raise KeyboardInterrupt  # whoever presses Ctrl-C twice does not want to wait
+
+    def _stop_watching_workers(self) -> None:
+        """Slurm tells every process of a job: loaders' workers that die of it must not fail the last step."""
+        watch = signal.getsignal(signal.SIGCHLD)
+        if getattr(watch, "__module__", "") == _WORKER_WATCH:
+            self._worker_watch = watch
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     # Asking
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -111,3 +113,26 @@ def test_ranks_stop_at_the_same_step_whoever_is_ahead(ahead: int) -> None:
         while not one.requested(store):
             steps[rank] += 1
     assert steps[0] == steps[1]
+
+
+WITH_WORKERS = """
+import signal, sys, time, torch, flatout
+loader = torch.utils.data.DataLoader(torch.zeros(100000, 1), num_workers=2)
+for batch in loader:
+    print("step", flush=True)
+    time.sleep(0.5)
+    if flatout.stop_requested():
+        break
+print("saved", flush=True)
+"""
+
+
+def test_workers_that_a_scheduler_kills_do_not_fail_the_last_step() -> None:
+    words = [sys.executable, "-c", WITH_WORKERS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert job.stdout.readline() == "step\n"
+        os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: workers too
+        assert job.stdout.read().splitlines()[-1] == "saved"
+        assert job.wait(60) == 0

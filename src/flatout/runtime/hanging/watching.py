@@ -11,6 +11,7 @@ import psutil
 
 from flatout.records.hang import HEARTBEAT_FILE, Hang, Heartbeat, read_heartbeat
 from flatout.records.session import RANKS_FOLDER
+from flatout.runtime.aside import start_aside
 from flatout.runtime.hanging.culprit import culprit_of
 from flatout.runtime.hanging.stacks import where_it_stands
 
@@ -91,8 +92,7 @@ def hangs_told(
                 is_told = True
                 tell(_hang(beats, silent_s, silence.usual_s))
 
-    thread = threading.Thread(target=watch, name="flatout-hangs", daemon=True)
-    thread.start()
+    thread = start_aside(watch, "flatout-hangs")
     try:
         yield
     finally:
