@@ -255,8 +255,11 @@ def test_what_cannot_be_brought_back_is_told_before_it_begins(flatout: Run, tmp_
         + """
 model = torch.nn.Linear(4, 4)
 optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+def update(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
 for p in model.parameters():
-    p.register_post_accumulate_grad_hook(lambda p: (optimizers[p].step(), optimizers[p].zero_grad()))
+    p.register_post_accumulate_grad_hook(update)
 for number in range(12):
     model(torch.randn(3, 4)).square().mean().backward()
     print(number)
