@@ -69,6 +69,7 @@ def test_an_unknown_name_offers_the_nearest() -> None:
         (2, "kernel"),
         (300, "has ended"),
     ],
+    ids=["first", "itself", "parent", "kernel", "ended"],  # the same in every process that collects
 )
 def test_some_processes_are_never_touched(pid: int, words: str) -> None:
     table = machine(
