@@ -1,11 +1,13 @@
 """Where a process stands: by py-spy, which sees native frames too, or by the fault handler inside of it."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 from pathlib import Path
 
@@ -13,14 +15,16 @@ import psutil
 
 from flatout.records.hang import STACKS_FILE, STACKS_SIGNAL_ABOVE_MIN, Heartbeat, RankStanding
 
+_OWN = str(Path(__file__).parents[2])
 _WAIT_S = 3.0
 _PY_SPY_S = 20.0
 _MOST_LINES = 80
-# `    step (train.py:31)` of py-spy, and `  File "train.py", line 31 in step` of the fault handler.
-_FRAMES = (
-    re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$'),
-    re.compile(r"^\s+(?P<function>\S.*?) \((?P<file>[^():]+\.py):(?P<line>\d+)\)$"),
-)
+# `  File "train.py", line 31 in step`, as the fault handler writes it.
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+# Innermost first: file, line, function.
+Frame = tuple[str, int, str]
 
 
 def where_it_stands(beat: Heartbeat) -> RankStanding:
@@ -29,10 +33,10 @@ def where_it_stands(beat: Heartbeat) -> RankStanding:
         state = psutil.Process(beat.pid).status()
     except psutil.NoSuchProcess:
         return RankStanding(rank=beat.rank, pid=beat.pid, updates=beat.updates, state="gone")
-    lines, source = _by_py_spy(beat.pid), "py-spy"
-    if not lines:
-        lines, source = _by_fault_handler(beat), "the fault handler"
-    frames = _frames(_main_thread(lines))
+    threads, source = _by_py_spy(beat.pid), "py-spy"
+    if not threads:
+        threads, source = _by_fault_handler(beat), "the fault handler"
+    frames = next(iter(threads.values()), [])
     own = [frame for frame in frames if _is_the_scripts(frame[0])]
     return RankStanding(
         rank=beat.rank,
@@ -41,36 +45,43 @@ def where_it_stands(beat: Heartbeat) -> RankStanding:
         state=state,
         where=f"{own[0][0]}:{own[0][1]}" if own else None,
         call=frames[0][2] if frames else None,
-        stack=tuple(lines[:_MOST_LINES]),
-        source=source if lines else "",
+        stack=_lines(threads),
+        source=source if threads else "",
     )
 
 
-def _by_py_spy(pid: int) -> list[str]:
+def _by_py_spy(pid: int) -> dict[str, list[Frame]]:
+    """By thread, the main one first."""
     tool = shutil.which("py-spy")
     if tool is None:
-        return []
+        return {}
     for more in (("--native",), ()):  # not every build of it, nor every machine, can do native frames
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
             done = subprocess.run(
-                [tool, "dump", "--pid", str(pid), *more],
+                [tool, "dump", "--json", "--pid", str(pid), *more],
                 capture_output=True,
-                text=True,
-                check=False,
+                check=True,
                 timeout=_PY_SPY_S,
             )
-            if done.returncode == 0 and "Thread" in done.stdout:
-                return done.stdout.splitlines()
-    return []
+            threads = json.loads(done.stdout)
+            threads.sort(key=lambda thread: thread["thread_name"] != "MainThread")
+            return {
+                f"{thread['thread_name'] or 'a thread'} ({thread['thread_id']})": [
+                    (frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in thread["frames"]
+                ]
+                for thread in threads
+            }
+    return {}
 
 
-def _by_fault_handler(beat: Heartbeat) -> list[str]:
+def _by_fault_handler(beat: Heartbeat) -> dict[str, list[Frame]]:
+    """By thread; it names the main one last."""
     path = Path(beat.folder) / STACKS_FILE
     try:
         before = path.stat().st_size
         os.kill(beat.pid, signal.SIGRTMIN + STACKS_SIGNAL_ABOVE_MIN)
     except OSError:
-        return []
+        return {}
     deadline, size = time.monotonic() + _WAIT_S, before
     while time.monotonic() < deadline:
         time.sleep(0.1)
@@ -80,34 +91,29 @@ def _by_fault_handler(beat: Heartbeat) -> list[str]:
         size = now
     with path.open(errors="replace") as file:
         file.seek(before)
-        return file.read().splitlines()
-
-
-def _main_thread(lines: list[str]) -> list[str]:
-    """Of all threads, the one that runs the script: the fault handler names it last, py-spy by its name."""
-    starts = [at for at, line in enumerate(lines) if line.startswith(("Thread ", "Current thread "))]
-    parts = [lines[at:end] for at, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
-    named = [part for part in parts if "MainThread" in part[0]]
-    return (named or parts[-1:] or [[]])[0]
-
-
-def _frames(lines: list[str]) -> list[tuple[str, int, str]]:
-    """Innermost first: file, line, function."""
-    found = []
+        lines = file.read().splitlines()
+    threads: dict[str, list[Frame]] = {}
     for line in lines:
-        for pattern in _FRAMES:
-            matched = pattern.match(line)
-            if matched is not None:
-                found.append((matched["file"], int(matched["line"]), matched["function"]))
-                break
-    return found
+        matched = _FRAME.match(line)
+        if matched is not None and threads:
+            threads[next(reversed(threads))].append(
+                (matched["file"], int(matched["line"]), matched["function"])
+            )
+        elif line.startswith(("Thread ", "Current thread ")):
+            threads[line.partition(" (")[0]] = []
+    return dict(reversed(threads.items()))
+
+
+def _lines(threads: dict[str, list[Frame]]) -> tuple[str, ...]:
+    lines = []
+    for name, frames in threads.items():
+        lines += [name, *(f"  {function} ({file}:{line})" for file, line, function in frames)]
+    return tuple(lines[:_MOST_LINES])
 
 
 def _is_the_scripts(file: str) -> bool:
+    """Not an installed package, not the standard library, not native code."""
     parts = Path(file).parts
-    is_installed = "site-packages" in parts or "dist-packages" in parts
-    # py-spy shortens names of installed packages to what follows the folder that they are in.
-    is_library = parts[0] in ("torch", "flatout", "triton", "numpy") or any(
-        part.startswith("python3") for part in parts
-    )
-    return not (is_installed or is_library or file.startswith("<") or (len(parts) > 1 and "flatout" in parts))
+    if "site-packages" in parts or "dist-packages" in parts or file.startswith(("<", *_STANDARD)):
+        return False
+    return file.endswith(".py") and not file.startswith(_OWN)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.inside.tap import Patch, undo_all
 from flatout.runtime.protect.found import OWN_FILES
 from flatout.runtime.protect.journal import Journal, Replay
 
@@ -20,6 +20,9 @@ _OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "_
 # Larger arrays are looked at, not decided by.
 _LARGEST = 1024
 _UNKNOWN = ["?"]
+# Warnings do not count such a frame (see `inside/tap.py`), and the compiler does not try to trace it: both take
+# it for a part of Python's import system.
+_UNSEEN = "<frozen importlib._bootstrap: flatout>"
 
 
 class Reads:
@@ -69,7 +72,9 @@ class Reads:
                 reads.journal.note(place, _plain(value))
             return value
 
-        return unseen(read)
+        plain: Any = read
+        plain.__code__ = plain.__code__.replace(co_filename=_UNSEEN)
+        return read
 
     def _place(self, frame: FrameType) -> str:
         """Where the script is, or "" if it is not the script."""

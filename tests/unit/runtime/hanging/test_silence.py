@@ -1,0 +1,84 @@
+"""How long a job may be silent, and who keeps the others waiting."""
+
+import os
+from pathlib import Path
+
+from flatout.inside.heartbeat import Heart
+from flatout.records.hang import Heartbeat, RankStanding
+from flatout.runtime.hanging.culprit import culprit_of
+from flatout.runtime.hanging.stacks import where_it_stands
+from flatout.runtime.hanging.watching import Silence, read_heartbeats
+
+
+def beat(updates: int, at_s: float, *, rank: int = 0, sign_s: float | None = None) -> Heartbeat:
+    return Heartbeat(rank, 1, "", updates, at_s, at_s if sign_s is None else sign_s)
+
+
+def lasting(silence: Silence, steps: int, step_s: float) -> float:
+    for number in range(1, steps + 1):
+        assert silence.look([beat(number, number * step_s)], is_stopped=False, now_s=number * step_s) is None
+    return steps * step_s
+
+
+def test_far_longer_than_usual_is_too_long_and_a_minute_never_is() -> None:
+    silence = Silence()
+    end_s = lasting(silence, 20, 0.5)
+    assert silence.look([beat(20, end_s)], is_stopped=False, now_s=end_s + 55) is None
+    slow = Silence()
+    end_s = lasting(slow, 20, 10.0)
+    assert slow.look([beat(20, end_s)], is_stopped=False, now_s=end_s + 290) is None
+    assert slow.look([beat(20, end_s)], is_stopped=False, now_s=end_s + 1000) == 1000
+
+
+def test_a_long_evaluation_that_gives_signs_is_no_hang_and_one_that_ended_is_remembered() -> None:
+    silence = Silence(limit_s=5.0)
+    lasting(silence, 10, 0.1)
+    assert silence.look([beat(10, 1.0, sign_s=99.0)], is_stopped=False, now_s=100.0) is None
+    usual = Silence()
+    lasting(usual, 10, 0.1)
+    assert usual.look([beat(10, 1.0)], is_stopped=False, now_s=51.0) is None
+    assert usual.limit_s == 150.0
+
+
+def test_time_in_which_it_was_stopped_is_not_its_own() -> None:
+    silence = Silence(limit_s=3.0)
+    end_s = lasting(silence, 10, 0.1)
+    assert silence.look([beat(10, end_s)], is_stopped=True, now_s=end_s + 100) is None
+    assert silence.look([beat(10, end_s)], is_stopped=False, now_s=end_s + 102) is None
+    assert silence.look([beat(10, end_s)], is_stopped=False, now_s=end_s + 104) == 4.0
+
+
+def standing(
+    rank: int, *, updates: int = 9, stack: tuple[str, ...] = (), state: str = "sleeping"
+) -> RankStanding:
+    return RankStanding(
+        rank=rank, pid=rank + 1, updates=updates, state=state, where=f"train.py:{rank}", call="f", stack=stack
+    )
+
+
+def test_the_culprit_is_who_is_gone_behind_or_alone_in_not_waiting() -> None:
+    waits = ("all_reduce (torch/distributed/distributed_c10d.py:1)",)
+    assert culprit_of([standing(0), standing(1, state="gone")])[0] == 1
+    assert culprit_of([standing(0), standing(1), standing(2, updates=8)])[0] == 2
+    assert (
+        culprit_of([standing(0, stack=waits), standing(1, stack=("sleep",)), standing(2, stack=waits)])[0]
+        == 1
+    )
+    nobody, why = culprit_of([standing(0, stack=waits), standing(1, stack=waits)])
+    assert nobody is None
+    assert "all 2 ranks wait" in why
+
+
+def test_a_process_tells_where_it_stands_without_help(tmp_path: Path) -> None:
+    place = tmp_path / "ranks" / f"3-{os.getpid()}"
+    place.mkdir(parents=True)
+    heart = Heart(place)
+    assert read_heartbeats(tmp_path) == []
+    heart.beat(7)
+    [found] = read_heartbeats(tmp_path)
+    assert (found.rank, found.pid, found.updates) == (3, os.getpid(), 7)
+    shown = where_it_stands(found)
+    assert shown.state in ("running", "sleeping")
+    assert any(Path(__file__).name in line for line in shown.stack)
+    assert shown.where is not None
+    assert Path(__file__).name in shown.where
