@@ -2,7 +2,7 @@
 
     python -m benchmarks.protect CASE... --scripts FOLDER [--ends 4] [--every 7] [--out FOLDER]
 
-FOLDER holds clones of minGPT, nanoGPT and pytorch/examples (`minGPT`, `nanoGPT`, `examples`). Data is generated.
+FOLDER holds clones of minGPT, nanoGPT and pytorch/examples (as `examples`). Data is generated.
 Every loss that any life prints is held against what the script prints when nobody disturbs it.
 """
 

@@ -20,8 +20,8 @@ _OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "_
 # Larger arrays are looked at, not decided by.
 _LARGEST = 1024
 _UNKNOWN = ["?"]
-# Warnings do not count such a frame (see `inside/tap.py`), and the compiler does not try to trace it: both take
-# it for a part of Python's import system.
+# Warnings do not count such a frame (see `inside/tap.py`), and the compiler does not try to trace it: they
+# take it for a part of Python's import system.
 _UNSEEN = "<frozen importlib._bootstrap: flatout>"
 
 
