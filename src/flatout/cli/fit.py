@@ -52,6 +52,24 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
     "--gpu", "gpus", default="", metavar="NAMES", help="GPUs of `flatout gpus`, with commas between them."
 )
 @click.option(
+    "--gpus",
+    "several",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Over so many GPUs of each kind: how it could be split, what moves, what that costs.",
+)
+@click.option(
+    "--link",
+    type=Size(),
+    metavar="SIZE",
+    help="With --gpus: what two GPUs send each other in a second, one way, such as 300GB. Default: rated.",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --gpus: what a step takes on one GPU (`flatout profile`); else speedups are unknown.",
+)
+@click.option(
     "--max-memory",
     type=Size(),
     metavar="SIZE",
@@ -77,6 +95,9 @@ def command(
     output: Output,
     words: tuple[str, ...],
     gpus: str,
+    several: int | None,
+    link: int | None,
+    step_ms: float | None,
     max_memory: int | None,
     sizes: list[int],
     snapshot: Path | None,
@@ -101,13 +122,14 @@ def command(
       flatout fit train.py --batch-size 32
       flatout fit --gpu l4,rtx4090,h100-80gb-sxm train.py
       flatout fit --max-memory 24GiB train.py
+      flatout fit --gpu h100-80gb-sxm --gpus 8 --step-ms 250 train.py
       flatout fit --batch 8,16,32 train.py
       flatout fit --snapshot memory.pickle train.py
       flatout fit --load model.safetensors --gpu l4
       flatout fit --hf llama/config.json --hf qwen/ --batch 1,8 --context 4096 --gpu l4,h100-80gb-sxm
       flatout fit --json train.py | jq .reserved_bytes
     """
-    from flatout.memory.fit import fit_job
+    from flatout.memory.fit import Several, fit_job
     from flatout.records.errors import EXIT_DONE
     from flatout.report.fit import draw_fit, draw_sizes
 
@@ -122,6 +144,9 @@ def command(
         raise click.UsageError("Missing argument 'SCRIPT [ARGS]...', or --load FILE.")
     request = request_for(words, **job)
     jobs: list[tuple[int | None, ProfileRequest]] = [(size, _with_size(request, size)) for size in sizes]
+    over = None
+    if several is not None:
+        over = Several(several, link, step_ms / 1000 if step_ms is not None else None)
     found = []
     for size, one in jobs or [(None, request)]:
         text = f"imagining a GPU, batch {size}" if size is not None else "imagining a GPU"
@@ -134,6 +159,7 @@ def command(
                 gpus=named,
                 max_memory_bytes=max_memory,
                 snapshot=snapshot,
+                several=over,
             )
             fit = _kept(fit, folder)
         found.append((size, fit))

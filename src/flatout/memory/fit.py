@@ -12,10 +12,12 @@ from flatout.memory.imagining import Imaginer, largest_ledger
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, Plan, option_of, plan
 from flatout.memory.replaying import Replayed, replay
 from flatout.memory.snapshot import write_snapshot
+from flatout.memory.spreading import Link, spread
 from flatout.memory.strategies import AS_WRITTEN, strategies
 from flatout.records.errors import JobFailed
-from flatout.records.fit import Fit, MemoryHolder, MemoryStack
+from flatout.records.fit import Fit, MemoryHolder, MemoryStack, SpreadOption
 from flatout.records.ledger import LedgerFile
+from flatout.records.rated import RatedGpu
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
@@ -39,6 +41,15 @@ class GivenBudget:
     usable_bytes: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """GPUs at once; what goes between two of them, one way, and a step's time on one, where known."""
+
+    gpus: int
+    link_bytes_per_s: float | None = None
+    step_s: float | None = None
+
+
 def fit_job(
     request: ProfileRequest,
     run: str,
@@ -49,6 +60,7 @@ def fit_job(
     max_memory_bytes: int | None = None,
     look_for_ways: bool = True,
     snapshot: Path | None = None,
+    several: Several | None = None,
 ) -> Fit:
     """Run the script on an imagined GPU; raises JobFailed where that cannot be.
 
@@ -85,12 +97,30 @@ def fit_job(
         strategies=found.options if found is not None else (),
         least_bytes=found.least_bytes if found is not None else None,
         least_by=found.least_words if found is not None else "",
+        spread=_spread(ledger, budgets, several) if several is not None else (),
         timeline=replayed.timeline,
         update_events=ledger.update_events,
         stacks=_stacks(replayed),
         took_s=time.monotonic() - began,
         notes=tuple(_notes(ledger, replayed)),
     )
+
+
+def _spread(ledger: LedgerFile, budgets: Sequence[Budget], several: Several) -> tuple[SpreadOption, ...]:
+    found: list[SpreadOption] = []
+    for budget in budgets:
+        link = Link(several.link_bytes_per_s, "given")
+        if several.link_bytes_per_s is None:
+            link = _rated_link(budget) if isinstance(budget, RatedGpu) else Link(None, "")
+        found += spread(ledger, budget, several.gpus, link, several.step_s, _price(budget.id))
+    return tuple(found)
+
+
+def _rated_link(gpu: RatedGpu) -> Link:
+    """Between two of them, or through the host where they have no link of their own."""
+    if gpu.gpu_link_bytes_per_s is not None:
+        return Link(gpu.gpu_link_bytes_per_s / 2, f"{gpu.gpu_link}, rated")  # both directions together
+    return Link(gpu.host_link_bytes_per_s, f"{gpu.host_link}, rated")
 
 
 def _holders(replayed: Replayed) -> tuple[MemoryHolder, ...]:

@@ -62,6 +62,12 @@ def split_products(ledger: LedgerFile, gpus: int) -> LedgerFile:
     return _resized(smaller, others, lambda size: round(size * (_WHOLE + (1 - _WHOLE) / gpus)))
 
 
+def staged(ledger: LedgerFile, gpus: int) -> LedgerFile:
+    """A part of the blocks on each GPU, with all that belongs to them; as many parts of a batch under way."""
+    numbers = [event[0] for event in ledger.events if len(event) == _TAKES]
+    return _resized(ledger, numbers, lambda size: -(-size // gpus))
+
+
 def states_away(ledger: LedgerFile) -> LedgerFile:
     """States of the optimizer come for each update, when activations are gone, and leave after it."""
     away = set(ledger.owners.get("optimizer", ()))

@@ -48,6 +48,45 @@ class FitOption:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SpreadOption:
+    """One way to run the job on several GPUs of a kind at once."""
+
+    gpu: str
+    gpus: int
+    strategy: str
+    # What each GPU has a part of, and what goes from GPU to GPU in a step.
+    splits: str
+    moves: str
+    # On each.
+    peak_bytes: int
+    fits: bool | None
+    moved_bytes: int
+    link_bytes_per_s: float | None
+    link_source: str
+    # For as long as it takes if nothing hides it; and of a step, what waits in any case.
+    moving_s: float | None
+    idle_share: float
+    # Over one GPU, with nothing hidden and with all of it.
+    predicted_speedup_low: float | None = None
+    predicted_speedup_high: float | None = None
+    usd_per_hour: float | None = None
+    is_chosen: bool = False
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        reasons = {
+            "fits": "within the error of the GPU's memory",
+            "link_bytes_per_s": "the catalogue has none: --link",
+            "moving_s": "the link is not known: --link",
+            "usd_per_hour": "no price is known",
+        }
+        for name, reason in reasons.items():
+            if getattr(self, name) is None:
+                self.unknown.setdefault(name, reason)
+        fill_reasons(self, default="the step's time on one GPU is not known: --step-ms")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryHolder:
     """A line of the source, and what it holds at the peak."""
 
@@ -103,6 +142,8 @@ class Fit:
     strategies: tuple[FitOption, ...] = ()
     least_bytes: int | None = None
     least_by: str = ""
+    # Ways to run it on several GPUs at once, where somebody asked; the one to choose first.
+    spread: tuple[SpreadOption, ...] = ()
     timeline: tuple[MemoryAt, ...] = ()
     # At which events of the timeline updates ended.
     update_events: tuple[int, ...] = ()

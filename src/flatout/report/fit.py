@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.records.fit import Fit, FitOption, MemoryAt
+from flatout.records.fit import Fit, FitOption, MemoryAt, SpreadOption
 from flatout.records.words import memory_size, percent
 from flatout.report.plain import inert, line
 
@@ -32,6 +32,9 @@ def draw_fit(fit: Fit, console: Console) -> None:
     if fit.strategies:
         console.print()
         _draw_strategies(fit, console)
+    if fit.spread:
+        console.print()
+        _draw_spread(fit.spread, console)
     for note in fit.notes:
         console.print(line(inert(note), "dim"))
     console.print(line(f"no GPU was used; it took {fit.took_s:.0f} s", "dim"))
@@ -161,6 +164,41 @@ def draw_ways(options: Sequence[FitOption], console: Console) -> None:
     console.print(table)
     for how in dict.fromkeys(option.how for option in options):
         console.print(line(f"  {how}", "dim"))
+
+
+def _draw_spread(options: Sequence[SpreadOption], console: Console) -> None:
+    """Ways over several GPUs: what each GPU needs, what moves in a step, what that costs."""
+    for name in dict.fromkeys(option.gpu for option in options):
+        rows = [option for option in options if option.gpu == name]
+        link = rows[0].link_bytes_per_s
+        of_link = f", {memory_size(round(link))}/s between two ({inert(rows[0].link_source)})" if link else ""
+        console.print(line(f"over {rows[0].gpus} GPUs {name}{of_link}", "bold"))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("", "", "each needs", "moves a step", "takes", "over one GPU"):
+            table.add_column(title, justify="right" if title else "left")
+        for option in rows:
+            table.add_row(
+                line("->" if option.is_chosen else ""),
+                line(option.strategy),
+                line(
+                    memory_size(option.peak_bytes), {True: "green", False: "red", None: "yellow"}[option.fits]
+                ),
+                line(memory_size(option.moved_bytes)),
+                line(f"{option.moving_s * 1000:.3g} ms" if option.moving_s is not None else "?"),
+                line(_speedups(option)),
+            )
+        console.print(table)
+        if not any(option.is_chosen for option in rows):
+            console.print(line("  none of them fits", "red"))
+    for option in {option.strategy: option for option in options}.values():
+        waits = f"; {percent(option.idle_share)} of a step waits in any case" if option.idle_share else ""
+        console.print(line(f"  {option.strategy} splits {option.splits}; {option.moves}{waits}", "dim"))
+
+
+def _speedups(option: SpreadOption) -> str:
+    if option.predicted_speedup_low is None or option.predicted_speedup_high is None:
+        return "?"
+    return f"{option.predicted_speedup_low:.2f}x to {option.predicted_speedup_high:.2f}x"
 
 
 def option_price(option: FitOption) -> str:
