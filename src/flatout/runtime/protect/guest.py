@@ -28,6 +28,7 @@ from flatout.runtime.protect.journal import Journal, Lines, Replay
 from flatout.runtime.protect.loaders import Loaders
 from flatout.runtime.protect.loads import Loads
 from flatout.runtime.protect.parts import Bags
+from flatout.runtime.protect.pauses import Pauses
 from flatout.runtime.protect.quiet import Quiet
 from flatout.runtime.protect.reads import Reads
 from flatout.runtime.protect.updates import Updates
@@ -76,6 +77,7 @@ class Protected:
         self._ghost: Ghost | None = None
         self._replay: Replay | None = None
         self._verifying = Verifying()
+        self._pauses = Pauses()
         self._target = 0
         self._about: dict[str, Any] = {}
         self._stored: Stored | None = None
@@ -161,6 +163,8 @@ class Protected:
             self._save()
 
     def _is_due(self) -> bool:
+        if self._pauses.is_before_one(self._updates, time.monotonic()):
+            return True
         if self._wish.every_updates:
             return self._updates % self._wish.every_updates == 0
         if self._wish.every_s:
