@@ -179,6 +179,7 @@ def test_what_does_not_fit_is_told_how_it_could(flatout: Run, tmp_path: Path) ->
     assert "activations, by line" in drawn
 
 
+@pytest.mark.full
 def test_batch_sizes_by_the_scripts_own_option(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BLOCKS)
     done = flatout("fit", "--json", "--batch", "8,32", "train.py", "--batch-size", "64")
@@ -195,6 +196,7 @@ def test_batch_sizes_of_a_script_without_an_option(flatout: Run, tmp_path: Path)
     assert flatout("fit", "--batch", "8,x", "train.py").returncode == 2
 
 
+@pytest.mark.full
 def test_a_language_model_by_its_configuration(flatout: Run, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {

@@ -38,6 +38,7 @@ if __name__ == "__main__":
 WEIGHTS = 4 * 4 * 2048 * 2048
 
 
+@pytest.mark.full
 def test_training_with_states_without_them_and_inference(tmp_path: Path) -> None:
     (tmp_path / "use.py").write_text(USES)
     done = subprocess.run(

@@ -99,6 +99,7 @@ library.pthread_mutex_lock(mutex)  # for ever, with the interpreter's lock held,
     assert job.returncode in (-9, 137)
 
 
+@pytest.mark.full
 def test_a_crash_is_tried_again_with_pauses_until_there_is_no_point(flatout: Run, tmp_path: Path) -> None:
     script = (
         QUICK

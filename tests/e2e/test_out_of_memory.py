@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from flatout.memory.autopsy import autopsy, restart_with
 from flatout.records.plan import Choice, Fingerprint, Plan
 from flatout.runtime.command import job_command
@@ -47,6 +49,7 @@ def test_a_job_that_fails_otherwise_has_no_autopsy(flatout: Run, tmp_path: Path)
     assert "memory" not in done.stderr.replace("CUDA out of memory. Tried", "")
 
 
+@pytest.mark.full
 def test_what_a_gpu_noted_leads_to_levers_that_make_it_fit(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(BLOCKS)

@@ -189,7 +189,7 @@ def test_killed_and_stopped_it_prints_writes_and_saves_what_it_would_have(
 @pytest.mark.parametrize(
     ("script", "ends"),
     [
-        pytest.param(BY_HAND, ("10@9", "14@15"), id="by-hand"),
+        pytest.param(BY_HAND, ("10@9", "14@15"), id="by-hand", marks=pytest.mark.full),
         pytest.param(TWO, ("6@9",), id="two-optimizers", marks=pytest.mark.full),
     ],
 )
@@ -215,6 +215,7 @@ def test_workers_go_on_with_their_own_random_numbers(flatout: Run, tmp_path: Pat
     assert printed[1][0] == expected[-len(printed[1][0]) :]
 
 
+@pytest.mark.full
 def test_a_changed_script_and_one_that_resumes_by_itself(flatout: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(BY_HAND + "torch.save(model.state_dict(), 'own.pt')\n")

@@ -122,6 +122,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_redirected_loader_workers_hand_their_batches_over(place: Place) -> None:
     place.script(QUICK + LOADERS)
     before = place.snapshot()

@@ -36,6 +36,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_function_is_tuned_and_its_plan_applied(tmp_path: Path) -> None:
     with place_in(tmp_path) as place:

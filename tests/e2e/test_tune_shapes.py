@@ -209,6 +209,7 @@ def test_a_larger_batch_where_it_is_allowed(place: Place) -> None:
     assert "on the command line" in place.flatout("patch").stdout
 
 
+@pytest.mark.full
 def test_two_optimizers_checkpoints_and_no_seed(place: Place) -> None:
     place.script(GAN)
     place.script("mine", "checkpoint.pt")

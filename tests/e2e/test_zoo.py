@@ -130,6 +130,7 @@ RARE = {
     "copies", "leaves", "sam", "custom_optimizer", "profiles_itself", "threads", "background_loader",
     "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
     "several_loaders", "crashes", "evaluation_first", "no_loader", "exits", "own_signals", "two_optimizers",
+    "own_compile", "autocast", "catches_everything", "accumulation",
     "lbfgs", "sampler", "ema", "iterable", "reads_stdin",
 }  # fmt: skip
 
@@ -209,6 +210,7 @@ def test_an_update_that_the_scaler_skipped_is_counted_and_is_no_step(tmp_path: P
     assert [step["forwards"] for step in steps] == [1, 1, 2, 1, 1]
 
 
+@pytest.mark.full
 def test_spawned_and_forked_processes_that_train_each_have_their_own_steps(tmp_path: Path) -> None:
     command = [sys.executable, str(ZOO / "spawns.py")]
     seen, ranks = watched(tmp_path, command)
@@ -228,6 +230,7 @@ def test_every_rank_of_torchrun_is_seen_and_its_supervisor_is_left_alone(tmp_pat
     assert [len(steps_of(rank)) for rank in sorted(ranks.iterdir())] == [5, 5]
 
 
+@pytest.mark.full
 def test_ranks_that_the_script_spawns_itself_are_told_apart(tmp_path: Path) -> None:
     command = [sys.executable, str(ZOO / "mp_spawn_ddp.py")]
     seen, ranks = watched(tmp_path, command)
@@ -252,6 +255,7 @@ def test_a_script_that_refuses_its_arguments_says_so_as_ever(tmp_path: Path) -> 
     assert not ranks.exists() or training_ranks(ranks) == []
 
 
+@pytest.mark.full
 def test_a_script_that_is_answered_on_its_input_takes_the_answer(tmp_path: Path) -> None:
     command = ["sh", "-c", f"echo 0.25 | '{sys.executable}' '{ZOO / 'reads_stdin.py'}'"]
     seen, ranks = watched(tmp_path, command)
@@ -332,6 +336,7 @@ def test_a_trial_stops_at_the_asked_update_without_running_what_would_save(tmp_p
     assert json.loads((rank / SESSION_FILE).read_text())["ended"] == "stopped"
 
 
+@pytest.mark.full
 def test_a_tap_that_fails_turns_itself_off_and_the_others_go_on(tmp_path: Path) -> None:
     breaks = tmp_path / "breaks"
     breaks.mkdir()

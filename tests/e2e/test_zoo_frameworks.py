@@ -109,6 +109,7 @@ def left_in(folder: Path) -> dict[str, int]:
 
 RARE = {
     "accelerate",
+    "accelerate-torchrun",
     "lightning-checkpoints",
     "accelerate-launch-one",
     "accelerate-launch-two",

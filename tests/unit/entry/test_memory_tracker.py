@@ -147,8 +147,8 @@ def test_few_steps_are_too_few_to_tell() -> None:
 
 def test_without_a_block_and_before_the_end() -> None:
     tracker, kept = flatout.MemoryTracker(), []
-    for _ in range(60):
-        kept.append(torch.ones(1 << 16))  # in the loop
+    for _ in range(400):
+        kept.append(torch.ones(1 << 14))  # in the loop
         tracker.step()
     report = tracker.report()
     assert report.holders[0].name == "kept[...]"
@@ -162,8 +162,8 @@ def test_the_holder_is_known_after_its_function_has_returned() -> None:
     def train() -> flatout.MemoryTracker:
         of_train = []
         with flatout.MemoryTracker() as tracker:
-            for _ in range(60):
-                of_train.append(torch.ones(1 << 16))
+            for _ in range(400):
+                of_train.append(torch.ones(1 << 14))
                 tracker.step()
         return tracker
 
@@ -175,10 +175,10 @@ def test_an_error_in_the_loop_passes_and_the_report_is_there() -> None:
 
     def train() -> None:
         with tracker:
-            for number in range(60):
-                kept.append(torch.ones(1 << 16))
+            for number in range(400):
+                kept.append(torch.ones(1 << 14))
                 tracker.step()
-                assert 1 / (59 - number)
+                assert 1 / (399 - number)
 
     with pytest.raises(ZeroDivisionError):
         train()

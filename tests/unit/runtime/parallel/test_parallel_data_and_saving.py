@@ -290,6 +290,7 @@ SCENES = (reading, saving, checkpoints, refused, partly, a_rank_raises, a_rank_d
 # What came of it -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_an_epoch_of_all_ranks_is_each_sample_once_in_another_order_each_time(two: list[Any]) -> None:
     first, second = (told["reading"] for told in two)
     for one, other in zip(first["apart"], second["apart"], strict=True):
