@@ -1,5 +1,6 @@
 """A job under `flatout run`, from its first start to its end: protected, rehearsed, started again."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from flatout.records.runs import RunFolder
     from flatout.runtime.profiling import ProfileRequest
     from flatout.runtime.protecting import Refuge
+    from flatout.tune.lives import Retries
 
 
 class Lives:
@@ -43,19 +45,25 @@ class Lives:
 
     def run(self) -> "JobRun":
         """Until it ends well, or no more is to be tried."""
-        from flatout.tune.lives import Retries, run_lives
+        from flatout.tune.lives import Retries
 
         retries = self._wishes.retries
         if self._wishes.on_hang == "restart":
             retries = max(retries, 1)
         refuge = self._refuge
+        with refuge.held() if refuge is not None else contextlib.nullcontext():
+            return self._run(refuge, Retries(retries))
+
+    def _run(self, refuge: "Refuge | None", retries: "Retries") -> "JobRun":
+        from flatout.tune.lives import run_lives
+
         goes_on_from = refuge.begin(fresh=self._wishes.fresh) if refuge is not None else None
         if goes_on_from is not None:
             self._output.notice(f"flatout: goes on from update {goes_on_from}")
         with new_run(self._output, "run") as folder:
             if refuge is not None and goes_on_from is None and self._wishes.rehearsal:
                 self._rehearse(refuge, folder)
-            done = run_lives(lambda _life: self._live(folder), Retries(retries), self._tell)
+            done = run_lives(lambda _life: self._live(folder), retries, self._tell)
             folder.write("job", 1, done)  # "run" is the manifest's name
         if refuge is not None and done.exit_code == 0:
             refuge.is_over()

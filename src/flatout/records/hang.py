@@ -48,7 +48,7 @@ class RankStanding:
     updates: int
     # What the system says of the process: running, sleeping, disk-sleep, zombie, gone.
     state: str
-    # The innermost line of the script's own, and the call it is in.
+    # The innermost line of the script's own with its function, and the innermost call of all.
     where: str | None = None
     call: str | None = None
     stack: tuple[str, ...] = ()

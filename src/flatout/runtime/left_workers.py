@@ -24,9 +24,20 @@ def end_workers_left_by(order: str) -> list[int]:
     deadline = time.monotonic() + _BY_THEMSELVES_S
     while left := _left(read_table(), order):
         if time.monotonic() >= deadline:
-            return [one.pid for one in left if _kill(one)]
+            return _gone([one.pid for one in left if _kill(one)])
         time.sleep(_LOOK_S)
     return []
+
+
+def _gone(pids: list[int]) -> list[int]:
+    """When they are: a process that was killed lives on for the moment that its memory takes."""
+    deadline = time.monotonic() + _BY_THEMSELVES_S
+    while time.monotonic() < deadline:
+        there = read_table().by_pid
+        if not any(pid in there and not there[pid].zombie for pid in pids):
+            break
+        time.sleep(_LOOK_S)
+    return pids
 
 
 def end_all_of(order: str) -> list[int]:

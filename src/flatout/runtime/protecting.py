@@ -3,10 +3,12 @@
 import contextlib
 import hashlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.records.atomic import write_atomically
 from flatout.records.errors import CallerMistake
+from flatout.records.lock import folder_lock
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
 
@@ -43,6 +45,13 @@ class Refuge:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / _SCRIPT_FILE, self._sha256.encode())
         return saved[0].step if saved else None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """For as long as the job runs: the same one started twice would save over itself. Raises LockHeld."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self.path, name="running"):
+            yield
 
     def is_rehearsed(self) -> bool:
         """Whether this script has shown that it can be brought back."""

@@ -145,12 +145,24 @@ def test_few_steps_are_too_few_to_tell() -> None:
     assert "too few" in str(report)
 
 
+def holding(tracked: Callable[[], MemoryReport]) -> MemoryReport:
+    """A report with holders: what other tests left in this process may be let go meanwhile, not thrice."""
+    reports = [tracked()]
+    while not reports[-1].holders and len(reports) < 3:
+        reports.append(tracked())
+    assert reports[-1].holders, reports
+    return reports[-1]
+
+
 def test_without_a_block_and_before_the_end() -> None:
-    tracker, kept = flatout.MemoryTracker(), []
-    for _ in range(400):
-        kept.append(torch.ones(1 << 14))  # in the loop
-        tracker.step()
-    report = tracker.report()
+    def tracked() -> MemoryReport:
+        tracker, kept = flatout.MemoryTracker(), []
+        for _ in range(400):
+            kept.append(torch.ones(1 << 14))  # in the loop
+            tracker.step()
+        return tracker.report()
+
+    report = holding(tracked)
     assert report.holders[0].name == "kept[...]"
     assert report.holders[0].where is not None
     assert report.holders[0].where.line == line("in the loop")
@@ -167,22 +179,25 @@ def test_the_holder_is_known_after_its_function_has_returned() -> None:
                 tracker.step()
         return tracker
 
-    assert train().report().holders[0].name == "of_train[...]"
+    assert holding(lambda: train().report()).holders[0].name == "of_train[...]"
 
 
 def test_an_error_in_the_loop_passes_and_the_report_is_there() -> None:
-    tracker, kept = flatout.MemoryTracker(), []
+    def tracked() -> MemoryReport:
+        tracker, kept = flatout.MemoryTracker(), []
 
-    def train() -> None:
-        with tracker:
-            for number in range(400):
-                kept.append(torch.ones(1 << 14))
-                tracker.step()
-                assert 1 / (399 - number)
+        def train() -> None:
+            with tracker:
+                for number in range(400):
+                    kept.append(torch.ones(1 << 14))
+                    tracker.step()
+                    assert 1 / (399 - number)
 
-    with pytest.raises(ZeroDivisionError):
-        train()
-    assert tracker.report().holders[0].name == "kept[...]"
+        with pytest.raises(ZeroDivisionError):
+            train()
+        return tracker.report()
+
+    assert holding(tracked).holders[0].name == "kept[...]"
 
 
 def test_what_goes_wrong_inside_is_noted_and_reaches_nobody() -> None:

@@ -1,5 +1,6 @@
 """Who keeps the others waiting: the rank that is behind, or the only one that does not wait."""
 
+import itertools
 from collections.abc import Sequence
 
 from flatout.records.hang import RankStanding
@@ -41,9 +42,12 @@ def culprit_of(ranks: Sequence[RankStanding]) -> tuple[int | None, str]:
 
 
 def _waits(one: RankStanding) -> bool:
-    return any(word in line for line in one.stack[:12] for word in _WAITING)
+    """By the functions of its main thread, which comes first; threads of others always wait for something."""
+    frames = itertools.takewhile(lambda line: line.startswith("  "), one.stack[1:])
+    functions = [line.strip().partition(" (")[0] for line in frames]
+    return any(word in function for function in functions for word in _WAITING)
 
 
 def _at(one: RankStanding) -> str:
     where = one.where or "an unknown place"
-    return f"{where} (in {one.call})" if one.call else where
+    return f"{where} (now {one.call})" if one.call and not where.endswith(f" in {one.call}") else where

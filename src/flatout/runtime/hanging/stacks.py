@@ -43,7 +43,7 @@ def where_it_stands(beat: Heartbeat) -> RankStanding:
         pid=beat.pid,
         updates=beat.updates,
         state=state,
-        where=f"{own[0][0]}:{own[0][1]}" if own else None,
+        where=f"{_from_here(own[0][0])}:{own[0][1]} in {own[0][2]}" if own else None,
         call=frames[0][2] if frames else None,
         stack=_lines(threads),
         source=source if threads else "",
@@ -102,6 +102,12 @@ def _by_fault_handler(beat: Heartbeat) -> dict[str, list[Frame]]:
         elif line.startswith(("Thread ", "Current thread ")):
             threads[line.partition(" (")[0]] = []
     return dict(reversed(threads.items()))
+
+
+def _from_here(file: str) -> str:
+    """As short as a path can be."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _lines(threads: dict[str, list[Frame]]) -> tuple[str, ...]:

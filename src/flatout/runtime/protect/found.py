@@ -121,12 +121,16 @@ class _Walk:
         found.tensors = {
             path: one
             for path, one in found.tensors.items()
-            if id(one) not in held and (one._version or one.grad_fn is not None or _size(one) <= _SMALL)  # noqa: SLF001
+            if id(one) not in held and (_was_written(one) or one.grad_fn is not None or _size(one) <= _SMALL)
         }
         return found
 
 
 _PLAIN = (int, float, bool, str, bytes, type(None), complex)
+
+
+def _was_written(tensor: Any) -> bool:
+    return bool(tensor.is_inference() or tensor._version)  # noqa: SLF001
 
 
 def _size(tensor: Any) -> int:

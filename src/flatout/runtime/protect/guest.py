@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from flatout.records.errors import FlatoutError
@@ -28,9 +29,9 @@ from flatout.runtime.protect.journal import Journal, Lines, Replay
 from flatout.runtime.protect.loaders import Loaders
 from flatout.runtime.protect.loads import Loads
 from flatout.runtime.protect.parts import Bags
-from flatout.runtime.protect.pauses import Pauses
 from flatout.runtime.protect.quiet import Quiet
 from flatout.runtime.protect.reads import Reads
+from flatout.runtime.protect.schedule import Schedule
 from flatout.runtime.protect.updates import Updates
 from flatout.runtime.protect.verifying import Verifying
 from flatout.runtime.stopping import Stopped, current, stop_requested
@@ -66,7 +67,6 @@ class Protected:
         self._journal_path = self._folder / f"journal-{self._rank}.jsonl"
         self._updates = 0
         self._saved_at = -_PROVEN - 1
-        self._saved_s = time.monotonic()
         self._checkpointer: Checkpointer | None = None
         self._bags = Bags(torch)
         self._gates = Updates(torch, self._updated)
@@ -77,7 +77,7 @@ class Protected:
         self._ghost: Ghost | None = None
         self._replay: Replay | None = None
         self._verifying = Verifying()
-        self._pauses = Pauses()
+        self._schedule = Schedule(torch, self._wish)
         self._target = 0
         self._about: dict[str, Any] = {}
         self._stored: Stored | None = None
@@ -133,13 +133,23 @@ class Protected:
     # Each update
 
     def _updated(self) -> None:
+        """What goes wrong in here never reaches the script, but for the end that it was asked for."""
         self._updates += 1
-        if self._ghost is not None:
+        try:
+            if self._ghost is None:
+                self._after_update(sys._getframe(1))  # noqa: SLF001
+                return
             assert self._replay is not None
             self._replay.updated(self._updates)
             if self._updates == self._target:
                 self._arrive(sys._getframe(1))  # noqa: SLF001
-            return
+        except Exception as error:  # noqa: BLE001 - see above
+            words = f"{type(error).__name__}: {error}"
+            if self._ghost is not None:
+                self._refuse(words)
+            self._give_up(words)
+
+    def _after_update(self, frame: FrameType) -> None:
         if self._gates.in_backward:
             self._give_up(
                 "updates are made inside of passes backward, which cannot be run again without them"
@@ -158,21 +168,12 @@ class Protected:
             self._facts["protection"] |= {"verified": verdict.words, "repeats": verdict.repeats}
             self._quiet.say(verdict.words)
         if stop_requested():
-            self._stop()
-        elif self._is_due():
-            self._save()
+            self._stop(frame)
+        elif self._schedule.is_due(self._updates, time.monotonic()):
+            self._save(frame)
 
-    def _is_due(self) -> bool:
-        if self._pauses.is_before_one(self._updates, time.monotonic()):
-            return True
-        if self._wish.every_updates:
-            return self._updates % self._wish.every_updates == 0
-        if self._wish.every_s:
-            return time.monotonic() - self._saved_s >= self._wish.every_s
-        return False
-
-    def _stop(self) -> None:
-        self._save()
+    def _stop(self, frame: FrameType) -> None:
+        self._save(frame)
         assert self._checkpointer is not None
         self._checkpointer.wait()
         self._quiet.say(f"saved at update {self._updates}; start the same command again to go on")
@@ -180,9 +181,9 @@ class Protected:
 
     # Saving
 
-    def _save(self) -> None:
+    def _save(self, frame: FrameType) -> None:
         began = time.monotonic()
-        self._look(sys._getframe(1))  # noqa: SLF001
+        self._look(frame)
         checkpointer = self._begin_checkpoints()
         about = self._facts["protection"]
         try:
@@ -196,7 +197,7 @@ class Protected:
         if problem:
             about["problem"] = problem
             self._quiet.say(f"a checkpoint could not be written: {problem}")
-        self._saved_at, self._saved_s = self._updates, time.monotonic()
+        self._saved_at = self._updates
         about["saved"] += 1
         about["saved_at"] = self._updates
         about["stall_s"] = max(about.get("stall_s", 0.0), time.monotonic() - began)
@@ -217,7 +218,7 @@ class Protected:
             "tensors": self._bags.tensors(),
         }
 
-    def _look(self, frame: Any) -> Found:
+    def _look(self, frame: FrameType) -> Found:
         found = look_around(self._torch, frame)
         left_out = self._bags.hold(found, self._gates.optimizers(), self._is_plain)
         if left_out:
@@ -251,7 +252,7 @@ class Protected:
 
     # Coming back
 
-    def _arrive(self, frame: Any) -> None:
+    def _arrive(self, frame: FrameType) -> None:
         """At the place that was saved: give everything its state."""
         assert self._ghost is not None
         assert self._replay is not None

@@ -57,11 +57,20 @@ def standing(
 
 
 def test_the_culprit_is_who_is_gone_behind_or_alone_in_not_waiting() -> None:
-    waits = ("all_reduce (torch/distributed/distributed_c10d.py:1)",)
+    waits = ("MainThread", "  all_reduce (torch/distributed/distributed_c10d.py:1)", "  main (train.py:3)")
     assert culprit_of([standing(0), standing(1, state="gone")])[0] == 1
     assert culprit_of([standing(0), standing(1), standing(2, updates=8)])[0] == 2
     assert (
-        culprit_of([standing(0, stack=waits), standing(1, stack=("sleep",)), standing(2, stack=waits)])[0]
+        culprit_of(
+            [
+                standing(0, stack=waits),
+                standing(
+                    1,
+                    stack=("MainThread", "  sleep (train.py:2)", "flatout-writer", "  wait (threading.py:1)"),
+                ),
+                standing(2, stack=waits),
+            ]
+        )[0]
         == 1
     )
     nobody, why = culprit_of([standing(0, stack=waits), standing(1, stack=waits)])
