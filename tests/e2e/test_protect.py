@@ -74,6 +74,7 @@ def batch():
     at = torch.randint(0, 490, (6,))
     return torch.stack([data[i] for i in at]), torch.stack([data[i + 1] for i in at])
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 8))
+unused = torch.amp.GradScaler("cpu", enabled=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=4)
 x, y = batch()

@@ -101,7 +101,7 @@ class Bags:
 
     def _found_inf(self, scaler: Any) -> dict[str, Any]:
         """Of a GradScaler between `step` and `update`: what it has found, which its own state leaves out."""
-        if not isinstance(scaler, self._torch.amp.GradScaler):
+        if not isinstance(scaler, self._torch.amp.GradScaler) or not scaler.is_enabled():
             return {}
         found = {}
         for at, optimizer in enumerate(self._optimizers):
