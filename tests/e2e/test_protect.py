@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.records.plan import Choice, Fingerprint, Plan
 from tests.e2e.conftest import Run
 
 DIES = """
@@ -205,6 +206,24 @@ def test_other_shapes_go_on_as_they_would_have(
         assert "does not repeat" not in told
         assert lines == expected[expected.index(lines[0]) :][: len(lines)]
     assert printed[-1][0][-1] == expected[-1]
+
+
+@pytest.mark.full
+def test_under_a_plan_it_goes_on_with_its_levers(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    levers = (
+        Choice(id="bf16"),
+        Choice(id="fused-optimizer"),
+        Choice(id="loader", settings={"num_workers": 1}),
+    )
+    job = Fingerprint(script="train.py", script_sha256="")
+    Plan(job=job, levers=levers).write(tmp_path / "flatout.toml")
+    whole = flatout("run", "--protect", "--no-rehearsal", "train.py").stdout.splitlines()
+    printed = lives(flatout, tmp_path, "1.4@9", "2.3@15")
+    for lines, told in printed[1:]:
+        assert "with bf16, fused-optimizer" in told
+        assert lines == whole[whole.index(lines[0]) :][: len(lines)]
+    assert printed[-1][0][-1] == whole[-1]
 
 
 @pytest.mark.full

@@ -29,6 +29,8 @@ class Ghost:
         self._bytes = 0
         self._gradients: dict[Any, Any] = {}
         self._patches: list[Patch] = []
+        # Whoever patched the same after us puts ours back one day: by then it must be harmless.
+        self._is_over = False
         # Called before the first thing that is void.
         self.on_first: Callable[[], None] | None = None
 
@@ -40,12 +42,13 @@ class Ghost:
             Patch(module, "__call__", self._call(module.__call__)),
             Patch(autograd, "backward", self._backward(autograd.backward)),
             Patch(autograd, "grad", self._grad(autograd.grad)),
-            Patch(scaler, "unscale_", lambda *_args, **_kwargs: None),
-            Patch(scaler, "update", lambda *_args, **_kwargs: None),
+            Patch(scaler, "unscale_", self._nothing(scaler.unscale_)),
+            Patch(scaler, "update", self._nothing(scaler.update)),
         ]
 
     def end(self) -> None:
         """Everything is real again."""
+        self._is_over = True
         undo_all(self._patches)
         self._outputs.clear()
         self._gradients.clear()
@@ -64,7 +67,7 @@ class Ghost:
 
         @functools.wraps(real)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if ghost._inside or threading.get_ident() != ghost._thread:
+            if ghost._is_over or ghost._inside or threading.get_ident() != ghost._thread:
                 return real(module, *args, **kwargs)
             if ghost.on_first is not None:
                 ghost.on_first()
@@ -127,8 +130,10 @@ class Ghost:
         ghost = self
 
         @functools.wraps(real)
-        def backward(*_args: Any, **_kwargs: Any) -> None:
+        def backward(*args: Any, **kwargs: Any) -> Any:
             """Gradients are there, as scripts expect, and are nothing."""
+            if ghost._is_over:
+                return real(*args, **kwargs)
             zeros, kept = ghost._torch.zeros_like, ghost._gradients
             for optimizer in ghost._optimizers():
                 for group in optimizer.param_groups:
@@ -137,6 +142,7 @@ class Ghost:
                             if parameter not in kept:
                                 kept[parameter] = zeros(parameter)
                             parameter.grad = kept[parameter]
+            return None
 
         return unseen(backward)
 
@@ -144,8 +150,19 @@ class Ghost:
         ghost = self
 
         @functools.wraps(real)
-        def grad(_outputs: Any, inputs: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if ghost._is_over:
+                return real(outputs, inputs, *args, **kwargs)
             inputs = (inputs,) if isinstance(inputs, ghost._torch.Tensor) else tuple(inputs)
             return tuple(ghost._torch.zeros_like(one, requires_grad=True) for one in inputs)
 
         return unseen(grad)
+
+    def _nothing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        ghost = self
+
+        @functools.wraps(real)
+        def nothing(*args: Any, **kwargs: Any) -> Any:
+            return real(*args, **kwargs) if ghost._is_over else None
+
+        return unseen(nothing)
