@@ -138,6 +138,40 @@ Trainer().run()
 )
 
 
+# Two ranks, each with its own part of the data and its own random numbers.
+RANKS = (
+    DIES
+    + """
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+data = TensorDataset(torch.arange(64.0).view(64, 1).expand(64, 8) / 64, torch.arange(64) % 4)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=sampler)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 4))
+if os.environ["HOW"] == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+    for layer in (model[0], model[2]): fully_shard(layer)
+    fully_shard(model)
+else:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(10 + rank)
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for number, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        if rank == 0: print(f"{epoch}.{number} {total.item()!r}", flush=True)
+        if rank == 1: die_at(f"{epoch}.{number}")
+dist.destroy_process_group()
+"""
+)
+
+
 def bare(tmp_path: Path, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "train.py"],
@@ -291,3 +325,24 @@ for number in range(12):
     assert refused.returncode == 2, refused.stderr
     assert "updates are made inside of passes backward" in refused.stderr
     assert refused.stdout == ""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_all_ranks_come_back_together(flatout: Run, tmp_path: Path, how: str) -> None:
+    """One of them is killed, then one is asked to stop."""
+    (tmp_path / "train.py").write_text(RANKS)
+    run = ("run", "--protect", "--no-rehearsal", "--save-every", "3", "--nproc-per-node", "2", "train.py")
+    whole = flatout(*run, HOW=how).stdout.splitlines()
+    assert len(whole) == 16
+    flatout(*run, HOW=how, LIFE="1.3@9")
+    stopped = flatout(*run, HOW=how, LIFE="2.2@15")
+    assert stopped.stderr.count("goes on after update 6") == 2, stopped.stderr
+    assert stopped.returncode == 143
+    last = flatout(*run, HOW=how)
+    assert last.returncode == 0, last.stderr
+    for done in (stopped, last):
+        lines = done.stdout.splitlines()
+        assert lines == whole[whole.index(lines[0]) :][: len(lines)]
+    assert last.stdout.splitlines()[-1] == whole[-1]

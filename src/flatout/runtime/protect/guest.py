@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,6 +68,7 @@ class Protected:
         self._updates = 0
         self._saved_at = -_PROVEN - 1
         self._checkpointer: Checkpointer | None = None
+        self._parts: Collection[str] = ()
         self._bags = Bags(torch)
         self._gates = Updates(torch, self._updated)
         self._reads = Reads(torch)
@@ -203,8 +204,13 @@ class Protected:
         about["stall_s"] = max(about.get("stall_s", 0.0), time.monotonic() - began)
 
     def _begin_checkpoints(self) -> Checkpointer:
+        parts = self._bags.parts()
+        if self._checkpointer is not None and parts.keys() != self._parts:  # another optimizer was made
+            self._checkpointer.close()
+            self._checkpointer = None
         if self._checkpointer is None:
-            self._checkpointer = Checkpointer(self._folder, every=None, keep=2, **self._bags.parts())
+            self._parts = parts.keys()
+            self._checkpointer = Checkpointer(self._folder, every=None, keep=2, **parts)
             self._checkpointer.loader = _Place(self._state, self._bags.load_tensors)
         return self._checkpointer
 

@@ -1,4 +1,4 @@
-"""What was found, in bags that a checkpoint can hold: each by the name of the way to it."""
+"""What was found, in parts that a checkpoint can hold: each by the name of the way to it."""
 
 import random
 from collections.abc import Callable
@@ -51,10 +51,10 @@ class Bags:
         return left_out
 
     def parts(self) -> dict[str, Any]:
-        """For a checkpointer."""
+        """For a checkpointer. Optimizers each for themselves: their states may be spread over ranks."""
         return {
+            **{f"optimizer_{at}": one for at, one in enumerate(self._optimizers)},
             "modules": _Bag(self._modules, self._load_modules),
-            "optimizers": _Bag(self._optimizer_states, self._load_optimizers),
             "others": _Bag(self._others, self._load_others),
         }
 
@@ -70,16 +70,6 @@ class Bags:
                     own[key].detach().copy_(value)
                 else:
                     self.missing.append(f"{name}.{key}")
-
-    def _optimizer_states(self) -> dict[str, Any]:
-        return {str(at): one.state_dict() for at, one in enumerate(self._optimizers)}
-
-    def _load_optimizers(self, state: dict[str, Any]) -> None:
-        for at, saved in state.items():
-            if int(at) < len(self._optimizers):
-                self._optimizers[int(at)].load_state_dict(saved)
-            else:
-                self.missing.append(f"optimizer {at}")
 
     def _others(self) -> dict[str, Any]:
         states = {
