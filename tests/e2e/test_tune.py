@@ -195,7 +195,7 @@ def test_what_a_script_says_and_how_it_ends_is_its_own_under_run(place: Place) -
         (("tune", "--only", "bf61", "train.py"), "bf16"),
         (("tune", "--budget", "soon", "train.py"), "no duration"),
         (("tune", "none.py"), "no script"),
-        (("run", "train.py"), "no such file"),
+        (("run", "--plan", "none.toml", "train.py"), "no such file"),
         (("run", "--plan", "broken.toml", "train.py"), "broken.toml"),
         (("run", "--plan", "future.toml", "train.py"), "version 99"),
         (("patch", "--plan", "broken.toml"), "broken.toml"),

@@ -21,8 +21,10 @@ _PLAN = "flatout.toml"
     "run", cls=DebuggableCommand, short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS
 )
 @job_argument
-@click.option("--plan", "plan_path", default=_PLAN, show_default=True, help="The plan to apply.")
-@click.option("--as-written", is_flag=True, help="Without a plan: only watch.")
+@click.option(
+    "--plan", "plan_path", default=_PLAN, show_default=True, help="The plan to apply, if there is one."
+)
+@click.option("--as-written", is_flag=True, help="Without a plan, also where there is one.")
 @click.option(
     "--restart/--no-restart",
     default=True,
@@ -97,7 +99,10 @@ def command(
     now = fingerprint(request.command, None, {})
     plan = Plan(job=now, levers=())
     dropped: list[str] = []
-    if not as_written and not (wishes.protect and plan_path == _PLAN and not Path(_PLAN).exists()):
+    if not as_written and plan_path == _PLAN and not Path(_PLAN).exists():
+        output.notice(f"flatout: there is no {_PLAN}: `flatout tune` would write one")
+        as_written = True
+    if not as_written:
         plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
     for text in words_before(plan, plan.job.differences(now)):
         output.notice(text)
