@@ -47,7 +47,7 @@ def begun(tmp_path: Path, *options: str) -> "subprocess.Popen[str]":
 
 def test_a_job_that_hangs_is_told_with_its_line_ended_and_started_again(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS)
-    done = flatout("run", "--as-written", "--on-hang", "restart", "--hang-after", "3s", "train.py")
+    done = flatout("run", "--as-written", "--on-hang", "restart", "--hang-after", "6s", "train.py")
     assert done.returncode == 0, done.stderr
     assert "no update for" in done.stderr
     assert f"it is at train.py:{line_of(HANGS, '# stuck')} in load" in done.stderr
@@ -61,12 +61,12 @@ def test_a_job_that_is_stopped_and_goes_on_has_not_hung(tmp_path: Path) -> None:
         + "\nfor number in range(60):\n    update()\n    time.sleep(0.05)\n    print(number, flush=True)\n"
     )
     (tmp_path / "train.py").write_text(script)
-    job = begun(tmp_path, "--as-written", "--on-hang", "stop", "--hang-after", "3s")
+    job = begun(tmp_path, "--as-written", "--on-hang", "stop", "--hang-after", "6s")
     assert job.stdout is not None
     assert any(line.strip() == "20" for line in job.stdout)
     [child] = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
     os.kill(child, signal.SIGSTOP)
-    time.sleep(6)
+    time.sleep(9)
     assert Path(f"/proc/{child}/status").read_text().split("State:")[1].split()[0] == "T"  # it was stopped
     os.kill(child, signal.SIGCONT)
     rest, told = job.communicate(timeout=60)
