@@ -235,7 +235,7 @@ class _Workers:
 
     def unpack(self, carried: Any) -> Any:
         """The batch, without what came with it."""
-        if not isinstance(carried, _Carried):
+        if not isinstance(carried, Carried):
             return carried
         if carried.random is None:
             return None
@@ -276,7 +276,7 @@ class _Workers:
             self._loader.worker_init_fn = functools.partial(_begin_with, self._init, {})
 
 
-class _Carried:
+class Carried:
     """A batch, and where the random numbers of the worker that made it stand."""
 
     __slots__ = ("batch", "has_drawn", "random", "worker")
@@ -287,10 +287,10 @@ class _Carried:
         self.random = random
         self.has_drawn = has_drawn
 
-    def pin_memory(self, device: Any = None) -> "_Carried":
+    def pin_memory(self, device: Any = None) -> "Carried":
         """As the loader would have pinned the batch."""
         pinning: Any = importlib.import_module("torch.utils.data._utils.pin_memory")
-        return _Carried(
+        return Carried(
             pinning.pin_memory(self.batch, device), self.worker, self.random, has_drawn=self.has_drawn
         )
 
@@ -308,9 +308,9 @@ def _carry(collate: Callable[[Any], Any], samples: Any) -> Any:
     if worker is None:
         return collate(samples)
     if isinstance(samples, list) and not samples:
-        return _Carried(None, worker.id, None, has_drawn=False)
+        return Carried(None, worker.id, None, has_drawn=False)
     batch, random = collate(samples), random_states(torch)
-    return _Carried(batch, worker.id, random, has_drawn=[random] != _began)
+    return Carried(batch, worker.id, random, has_drawn=[random] != _began)
 
 
 def _begin_with(init: Callable[[int], None] | None, random: dict[int, Any], worker: int) -> None:

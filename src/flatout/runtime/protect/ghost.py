@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.runtime.protect.updates import parameters_of
 
 # Outputs that are kept to be given again.
 _MOST = 256
@@ -136,12 +137,11 @@ class Ghost:
                 return real(*args, **kwargs)
             zeros, kept = ghost._torch.zeros_like, ghost._gradients
             for optimizer in ghost._optimizers():
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        if parameter.grad is None and parameter.requires_grad:
-                            if parameter not in kept:
-                                kept[parameter] = zeros(parameter)
-                            parameter.grad = kept[parameter]
+                for parameter in parameters_of(optimizer):
+                    if parameter.grad is None and parameter.requires_grad:
+                        if parameter not in kept:
+                            kept[parameter] = zeros(parameter)
+                        parameter.grad = kept[parameter]
             return None
 
         return unseen(backward)

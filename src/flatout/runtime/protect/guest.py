@@ -32,7 +32,7 @@ from flatout.runtime.protect.parts import Bags
 from flatout.runtime.protect.quiet import Quiet
 from flatout.runtime.protect.reads import Reads
 from flatout.runtime.protect.schedule import Schedule
-from flatout.runtime.protect.updates import Updates
+from flatout.runtime.protect.updates import Updates, parameters_of
 from flatout.runtime.protect.verifying import Verifying
 from flatout.runtime.stopping import Stopped, current, stop_requested
 
@@ -242,12 +242,7 @@ class Protected:
         """A checksum of some of what is learned: a few thousand numbers."""
         digest, total = hashlib.blake2b(digest_size=8), 0.0
         torch = self._torch
-        parameters = [
-            one
-            for optimizer in self._gates.optimizers()
-            for group in optimizer.param_groups
-            for one in group["params"]
-        ]
+        parameters = [one for optimizer in self._gates.optimizers() for one in parameters_of(optimizer)]
         for one in parameters[:: max(1, len(parameters) // 8)]:
             local = one.detach()
             local = local.to_local() if hasattr(local, "to_local") else local

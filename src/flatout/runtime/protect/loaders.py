@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
-from flatout.runtime.checkpoint.position import Numbers
+from flatout.runtime.checkpoint.position import Carried, Numbers
 from flatout.runtime.checkpoint.random_states import put_back, random_states
 
 
@@ -31,22 +31,6 @@ def _void(indices: list[Any], random: dict[int, Any] | None) -> Void:
     made = Void(indices)
     made.random = random
     return made
-
-
-class Carried:
-    """What a worker made, and where its random numbers stand."""
-
-    __slots__ = ("batch", "random", "worker")
-
-    def __init__(self, batch: Any, worker: int, random: Any) -> None:
-        self.batch = batch
-        self.worker = worker
-        self.random = random
-
-    def pin_memory(self, device: Any = None) -> "Carried":
-        """As the loader would have pinned the batch."""
-        pinning: Any = importlib.import_module("torch.utils.data._utils.pin_memory")
-        return Carried(pinning.pin_memory(self.batch, device), self.worker, self.random)
 
 
 class _Followed:
@@ -187,7 +171,7 @@ class Loaders:
             if not isinstance(data, Carried):
                 return data
             at = getattr(iterator, "_flatout", None)
-            if at is not None and data.random is not None:
+            if at is not None and data.has_drawn:
                 loaders._followed[at].random[data.worker] = data.random
             return data.batch
 
@@ -217,12 +201,13 @@ def _fetching(real: Callable[..., Any]) -> Callable[..., Any]:
             batch = _first[key]
             if worker is not None and index.random and worker.id in index.random:
                 put_back(torch, index.random[worker.id])
-                return Carried(batch, worker.id, index.random[worker.id])
+                return Carried(batch, worker.id, index.random[worker.id], has_drawn=True)
             return batch
         batch = real(fetcher, index)
         if worker is None:
             return batch
         random = random_states(torch)
-        return Carried(batch, worker.id, random if [random] != _began else None)
+        has_drawn = [random] != _began
+        return Carried(batch, worker.id, random, has_drawn=has_drawn)
 
     return unseen(fetch)

@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.runtime.checkpoint.random_states import as_bytes, as_state
 from flatout.runtime.protect.found import Found
+from flatout.runtime.protect.updates import parameters_of
 
 # Outputs and the like beyond this are not worth their time: a loop looks at them once, if at all.
 _LARGEST_LOOSE = 256 << 20
@@ -38,12 +39,12 @@ class Bags:
         loose = {
             id(one): f"optimizer {at}, parameter {number}"
             for at, optimizer in enumerate(optimizers)
-            for number, one in enumerate(_parameters(optimizer))
+            for number, one in enumerate(parameters_of(optimizer))
         }
         for one in found.modules.values():
             for held in one.parameters():
                 loose.pop(id(held), None)
-        by_id = {id(one): one for optimizer in optimizers for one in _parameters(optimizer)}
+        by_id = {id(one): one for optimizer in optimizers for one in parameters_of(optimizer)}
         found.tensors = {
             **{name: one for name, one in found.tensors.items() if id(one) not in loose and _is_worth(one)},
             **{name: by_id[key] for key, name in loose.items()},
@@ -150,10 +151,6 @@ def _tensors_of(module: Any) -> dict[str, Any]:
         **{f"{name}": one.detach() for name, one in module.named_parameters()},
         **{f"{name}": one.detach() for name, one in module.named_buffers()},
     }
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _is_worth(tensor: Any) -> bool:
