@@ -1,0 +1,1 @@
+"""Watching jobs and machines: live view, exporter, sinks, thermal and power, fleet."""
