@@ -54,7 +54,9 @@ DCGM_METRICS: tuple[DcgmMetric, ...] = (
         "unknown",
     ),
     _field("DEV_GPU_UTIL", "Time with a kernel (%).", lambda s: _times(s.kernel_running_share, 100)),
-    _field("DEV_MEM_COPY_UTIL", "Time with memory traffic (%).", lambda s: _times(s.memory_bus_active_share, 100)),
+    _field(
+        "DEV_MEM_COPY_UTIL", "Time with memory traffic (%).", lambda s: _times(s.memory_bus_active_share, 100)
+    ),
     _field("DEV_XID_ERRORS", "Number of the last Xid.", _last_xid),
     _field("DEV_FB_FREE", "Memory free (MiB).", lambda s: _times(s.memory_free_bytes, 1 / _MIB)),
     _field("DEV_FB_USED", "Memory used (MiB).", lambda s: _times(s.memory_used_bytes, 1 / _MIB)),

@@ -81,11 +81,15 @@ DEVICE_METRICS: tuple[DeviceMetric, ...] = (
     ),
     _gauge("sm_active_ratio", "Share of SMs with work.", lambda _, s: s.sm_active_share),
     _gauge("sm_occupancy_ratio", "Warps on SMs, of those they can hold.", lambda _, s: s.sm_occupancy_share),
-    _gauge("tensor_active_ratio", "Share of time in which tensor cores worked.", lambda _, s: s.tensor_active_share),
+    _gauge(
+        "tensor_active_ratio",
+        "Share of time in which tensor cores worked.",
+        lambda _, s: s.tensor_active_share,
+    ),
     _gauge("memory_bandwidth_ratio", "Memory bandwidth in use.", lambda _, s: s.memory_bandwidth_share),
     _gauge(
         "memory_bus_active_ratio",
-        "Share of time in which memory was read or written: NVML's memory utilization, which is not occupancy.",
+        "Share of time with memory traffic: NVML's memory utilization, which is not occupancy.",
         lambda _, s: s.memory_bus_active_share,
     ),
     _gauge("power_watts", "Power draw.", lambda _, s: _thousandth(s.power_draw_mw)),

@@ -17,6 +17,7 @@ from flatout.monitor.export.labels import Admission, LabelLimits
 from flatout.monitor.export.look import Look, Price
 from flatout.monitor.export.own import collect_own
 from flatout.monitor.export.seen import Seen
+from flatout.records.exporting import ExportedMetric, ExportedOnce, MetricSample
 from flatout.records.watching import Frame
 
 Format = Literal["openmetrics", "plain"]
@@ -59,7 +60,7 @@ class Exporter:
         frame: Callable[[], Frame],
         *,
         collectors: Mapping[str, Collector] = COLLECTORS,
-        limits: LabelLimits = LabelLimits(),  # noqa: B008 - frozen
+        limits: LabelLimits = LabelLimits(),
         usd_per_hour: Price = lambda _device: None,
         now_unix_s: Callable[[], float] = time.time,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -92,7 +93,7 @@ class Exporter:
         return frame
 
     def failed(self, part: str) -> None:
-        """Count an error of a part that works beside the collectors, such as a file that cannot be written."""
+        """Count an error of a part beside the collectors, such as a file that cannot be written."""
         self._errors[part] += 1
 
     def frame_age_s(self) -> float | None:
@@ -146,8 +147,28 @@ class Exporter:
 def write(metrics: list[Metric], form: Format) -> bytes:
     """Families as text. Those without a sample are left out: an empty one says nothing."""
     families = Families([metric for metric in metrics if metric.samples])
-    make = generate_openmetrics if form == "openmetrics" else generate_latest
-    return bytes(make(families))  # type: ignore[arg-type]
+    if form == "openmetrics":
+        return bytes(generate_openmetrics(families))  # type: ignore[no-untyped-call]
+    return generate_latest(families)
+
+
+def as_record(metrics: list[Metric]) -> ExportedOnce:
+    """The same for programs that would rather read JSON."""
+    return ExportedOnce(
+        metrics=tuple(
+            ExportedMetric(
+                name=metric.name,
+                kind=metric.type,
+                help=metric.documentation,
+                samples=tuple(
+                    MetricSample(name=sample.name, labels=dict(sample.labels), value=float(sample.value))
+                    for sample in metric.samples
+                ),
+            )
+            for metric in metrics
+            if metric.samples
+        )
+    )
 
 
 def _written(shared: _Shared, form: Format, *, compressed: bool) -> bytes:

@@ -70,18 +70,28 @@ JOB_METRICS: tuple[JobMetric, ...] = (
     _now("headroom_ratio", "How many times faster it could be, by its last profile.", lambda j: j.headroom),
     _now("loss", "The last loss.", lambda j: j.loss),
     _now("loss_scale", "What the loss is multiplied by, where precision is mixed.", lambda j: j.loss_scale),
-    _counter("data_wait_seconds_total", "Time in which steps waited for data.", lambda j: j.totals.data_wait_s),
-    _now("data_wait_ratio", "Share of the last steps in which they waited for data.", lambda j: j.data_wait_share),
+    _counter(
+        "data_wait_seconds_total", "Time in which steps waited for data.", lambda j: j.totals.data_wait_s
+    ),
+    _now(
+        "data_wait_ratio",
+        "Share of the last steps in which they waited for data.",
+        lambda j: j.data_wait_share,
+    ),
     _counter("evaluation_seconds_total", "Time in evaluations.", lambda j: j.totals.evaluation_s),
-    _counter("energy_joules_total", "Energy of its GPUs.", lambda j: _energy_j(j)),
-    _counter("device_seconds_total", "Time for which GPUs were held.", lambda j: _if_held(j, j.totals.device_s)),
+    _counter("energy_joules_total", "Energy of its GPUs.", _energy_j),
+    _counter(
+        "device_seconds_total", "Time for which GPUs were held.", lambda j: _if_held(j, j.totals.device_s)
+    ),
     _counter(
         "device_idle_seconds_total",
         "Time for which GPUs were held and no kernel ran on them.",
         lambda j: _if_held(j, j.totals.device_idle_s),
     ),
     _kept("checkpoint_timestamp_seconds", "When it saved last.", lambda j: j.checkpoint_at_unix_s),
-    _counter("losses_not_finite_total", "Losses that were NaN or infinite.", lambda j: j.totals.losses_not_finite),
+    _counter(
+        "losses_not_finite_total", "Losses that were NaN or infinite.", lambda j: j.totals.losses_not_finite
+    ),
     _counter("skipped_updates_total", "Updates that were left out.", lambda j: j.totals.skipped_updates),
     _counter("out_of_memory_total", "Times that it ran out of memory.", lambda j: j.totals.out_of_memory),
     _counter("hangs_total", "Times that it stood still.", lambda j: j.totals.hangs),

@@ -41,7 +41,7 @@ class Look:
     now_unix_s: float
     seen: Seen = dataclasses.field(default_factory=Seen)
     admission: Admission = dataclasses.field(default_factory=Admission)
-    limits: LabelLimits = LabelLimits()
+    limits: LabelLimits = dataclasses.field(default_factory=LabelLimits)
     usd_per_hour: Price = lambda _device: None
     errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
     scrapes: int = 0

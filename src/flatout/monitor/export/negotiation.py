@@ -12,12 +12,18 @@ def preferred_format(accept: str) -> Format:
             weights["openmetrics"] = max(weights["openmetrics"], weight)
         elif media in ("text/plain", "text/*", "*/*"):
             weights["plain"] = max(weights["plain"], weight)
-    return "openmetrics" if weights["openmetrics"] > 0 and weights["openmetrics"] >= weights["plain"] else "plain"
+    return (
+        "openmetrics"
+        if weights["openmetrics"] > 0 and weights["openmetrics"] >= weights["plain"]
+        else "plain"
+    )
 
 
 def wants_gzip(accept_encoding: str) -> bool:
     """Whether an answer may be compressed."""
-    return any(coding == "gzip" and _weight(parameters) > 0 for coding, parameters in _entries(accept_encoding))
+    return any(
+        coding == "gzip" and _weight(parameters) > 0 for coding, parameters in _entries(accept_encoding)
+    )
 
 
 def _entries(header: str) -> list[tuple[str, dict[str, str]]]:

@@ -10,7 +10,9 @@ from flatout.monitor.export.look import Look
 from flatout.records.version import __version__
 
 _NAME = PREFIX + "exporter_"
-BUILD = MetricSpec(_NAME + "build_info", "info", "Which Flatout this is; always 1.", facts=("version", "python"))
+BUILD = MetricSpec(
+    _NAME + "build_info", "info", "Which Flatout this is; always 1.", facts=("version", "python")
+)
 COLLECT = MetricSpec(_NAME + "collect_seconds", "gauge", "How long the last collection took.")
 ERRORS = MetricSpec(
     _NAME + "errors_total", "counter", "Collections that failed; the others are served.", ("collector",)

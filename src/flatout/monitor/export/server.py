@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+    def do_GET(self) -> None:
         """Answer a request."""
         routes: dict[str, Callable[[], None]] = {
             "/metrics": self._metrics,
@@ -162,6 +162,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_arguments: object) -> None:
         """Scrapes come every few seconds, for ever: nobody reads that."""
+
+
+def security_from(
+    *, tls_cert: Path | None = None, tls_key: Path | None = None, token_file: Path | None = None
+) -> Security:
+    """As the options say it."""
+    if (tls_cert is None) != (tls_key is None):
+        raise CallerMistake(
+            f"{'--tls-key without --tls-cert' if tls_cert is None else '--tls-cert without --tls-key'}",
+            expected="both, or neither",
+            remedy="--tls-cert cert.pem --tls-key key.pem",
+        )
+    return Security(
+        tls=tls_from(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None,
+        token=token_from(token_file) if token_file is not None else "",
+    )
 
 
 def tls_from(certificate: Path, key: Path) -> ssl.SSLContext:

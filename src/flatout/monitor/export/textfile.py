@@ -21,7 +21,7 @@ class Textfile:
         write_atomically(
             self.path,
             self._exporter.answer("plain"),
-            remedy="name the folder of node_exporter's --collector.textfile.directory, writable for this user",
+            remedy="name a folder that this user may write to, as node_exporter's textfile directory",
         )
 
     def remove(self) -> None:
