@@ -80,6 +80,8 @@ class Exporter:
         self._last_frame: Frame | None = None
         self._shared: _Shared | None = None
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._started_unix_s = now_unix_s()
 
     def observe(self) -> Frame | None:
         """Take the newest frame into what adds up. To be called about as often as frames are taken."""
@@ -87,19 +89,24 @@ class Exporter:
             frame = self._frame()
             self._seen.see(frame)
         except Exception:  # noqa: BLE001 - the last frame is told as what it is: old
-            self._errors["frame"] += 1
+            self.failed("frame")
             return self._last_frame
         self._last_frame = frame
         return frame
 
     def failed(self, part: str) -> None:
         """Count an error of a part beside the collectors, such as a file that cannot be written."""
-        self._errors[part] += 1
+        with self._counting:
+            self._errors[part] += 1
 
-    def frame_age_s(self) -> float | None:
-        """How old the newest frame is; None before the first."""
+    def sample_age_s(self) -> float:
+        """How old the newest sample of any device is, the CPU's included; before the first, how old we are.
+
+        One driver that blocks leaves the others fresh. When all are old, whoever takes them has stopped.
+        """
         frame = self._last_frame
-        return None if frame is None else max(0.0, self._now_unix_s() - frame.taken_at_unix_s)
+        taken = [sample.taken_at_unix_s for sample in frame.samples] if frame is not None else []
+        return max(0.0, self._now_unix_s() - max(taken, default=self._started_unix_s))
 
     def collect(self) -> list[Metric]:
         """All families, from the newest frame."""
@@ -140,7 +147,7 @@ class Exporter:
         try:
             return list(collector(look))
         except Exception:  # noqa: BLE001 - counted, and the others are served
-            self._errors[name] += 1
+            self.failed(name)
             return []
 
 

@@ -1,6 +1,7 @@
 """The HTTP side: /metrics and /health, over keep-alive connections, with TLS and a token where wanted."""
 
 import dataclasses
+import errno
 import hmac
 import json
 import socket
@@ -11,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from flatout.monitor.export.address import Address
+from flatout.monitor.export.address import DEFAULT_LISTEN, DEFAULT_PORT, Address
 from flatout.monitor.export.exporter import CONTENT_TYPES, Exporter
 from flatout.monitor.export.negotiation import preferred_format, wants_gzip
 from flatout.records.errors import CallerMistake, EnvironmentProblem
@@ -20,7 +21,7 @@ from flatout.records.errors import CallerMistake, EnvironmentProblem
 _SILENCE_S = 60.0
 # Beyond these, connections are closed at once: each takes a thread.
 _CONNECTIONS = 256
-# Without a newer frame for so long, whoever takes them has stopped.
+# Without a newer sample for so long, whoever takes them has stopped.
 UNHEALTHY_AFTER_S = 60.0
 
 _INDEX = b"""<!DOCTYPE html><html lang="en"><title>Flatout exporter</title><h1>Flatout exporter</h1>
@@ -138,9 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, CONTENT_TYPES[form], body, headers)
 
     def _health(self) -> None:
-        age_s = self.server.exporter.frame_age_s()
-        well = age_s is not None and age_s < UNHEALTHY_AFTER_S
-        told = {"status": "ok" if well else "no new frames", "frame_age_s": age_s}
+        age_s = self.server.exporter.sample_age_s()
+        well = age_s < UNHEALTHY_AFTER_S
+        told = {"status": "ok" if well else "no new samples", "sample_age_s": round(age_s, 3)}
         self._send(200 if well else 503, "application/json", json.dumps(told).encode() + b"\n")
 
     def _is_allowed(self) -> bool:
@@ -217,9 +218,17 @@ def token_from(file: Path) -> str:
 
 
 def _cannot_listen(address: Address, error: OSError) -> EnvironmentProblem:
+    if error.errno == errno.EADDRINUSE:
+        remedy = (
+            f"--listen {address.shown_host}:{address.port + 1}   # who has the other: "
+            f"ss -ltnp 'sport = :{address.port}'"
+        )
+    elif error.errno == errno.EACCES:
+        remedy = f"a port from 1024 up: --listen {address.shown_host}:{DEFAULT_PORT}"
+    else:
+        remedy = f"--listen {DEFAULT_LISTEN}, or an address that `ip address` shows"
     return EnvironmentProblem(
         f"cannot listen on {address}: {error.strerror or error}",
         expected="a free port on an address of this machine",
-        remedy=f"another port: --listen {address.shown_host}:{address.port + 1 if address.port else 0}"
-        f"   # who has it: ss -ltnp 'sport = :{address.port}'",
+        remedy=remedy,
     )
