@@ -65,7 +65,7 @@ def _umask() -> int:
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
-    # Elsewhere the only way to read it is to set it, and a process that another thread starts then inherits it.
+    # Elsewhere the only way to read it is to set it, for a moment and for what other threads start then.
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -160,9 +160,7 @@ def added(*parts: LiveTotals) -> LiveTotals:
 
 def _totals(one: Followed, lead: int) -> LiveTotals:
     pace = one.pace
-    of_all = LiveTotals(
-        samples=pace.samples, tokens=pace.tokens, losses_not_finite=pace.losses_not_finite
-    )
+    of_all = LiveTotals(samples=pace.samples, tokens=pace.tokens, losses_not_finite=pace.losses_not_finite)
     if one.rank != lead:
         return of_all
     of_the_first = LiveTotals(

@@ -59,21 +59,21 @@ def last_profile(root: Path, script: str) -> LastProfile:
 
 
 # Of these documents, what is needed here: they can be large.
-class _Finding(msgspec.Struct):
+class _Finding(msgspec.Struct, frozen=True):
     code: str
     title: str
 
 
-class _Floors(msgspec.Struct):
+class _Floors(msgspec.Struct, frozen=True):
     as_written_ms: float | None = None
     unknown: dict[str, str] = {}
 
 
-class _Trial(msgspec.Struct):
+class _Trial(msgspec.Struct, frozen=True):
     command: tuple[str, ...] = ()
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, frozen=True):
     schema: str
     findings: tuple[_Finding, ...] = ()
     floors: _Floors = _Floors()
