@@ -15,6 +15,7 @@ from flatout.diagnose.catalogue import RULES
 from flatout.entry import tuning
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
+from scripts.dashboards import DASHBOARDS
 
 ROOT = Path(__file__).parent.parent
 HEAD = "<!-- Made by `make docs` from the code. Edit the code, not this page. -->\n\n"
@@ -143,6 +144,7 @@ PAGES = {
     "docs/levers.md": levers_page,
     "docs/predictions.md": predictions_page,
     "docs/python.md": python_page,
+    **{f"src/flatout/monitor/shipped/grafana/flatout-{name}.json": make for name, make in DASHBOARDS.items()},
 }
 
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),
+    "export": CommandEntry("flatout.cli.export", "Metrics of this machine's GPUs and jobs for Prometheus."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "explain": CommandEntry(
