@@ -31,7 +31,8 @@ class Gpu:
     reasons: tuple[str, ...] = ()
     throttled_for_s: float = 0.0
     clock: float = 1.98e9
-    xid: tuple[int, int] | None = None
+    # The last one, and how long ago it was.
+    xid: tuple[int, float] | None = None
     ecc: float = 0.0
     up: float = 1.0
     usd: float | None = None
@@ -86,13 +87,13 @@ def series_of(
     for instance, held in machines.items():
         labels = {"instance": instance, "job": "flatout"}
         since, until = max(gpu.since_s for gpu in held), min(gpu.until_s for gpu in held)
-        points = _points(now, min(since, history_s), until, 1.0)
-        yield "flatout_node_info", {**labels, "host": instance.partition(":")[0]}, points
+        looks = points(now, min(since, history_s), until, 1.0)
+        yield "flatout_node_info", {**labels, "host": instance.partition(":")[0]}, looks
         if targets:
-            yield "up", labels, points
+            yield "up", labels, looks
 
 
-def _points(now: float, since_s: float, until_s: float, value: float) -> Points:
+def points(now: float, since_s: float, until_s: float, value: float) -> Points:
     times: list[float] = []
     at = since_s
     while at > until_s:
@@ -122,14 +123,16 @@ def _gpu(gpu: Gpu, now: float, history_s: float) -> Iterator[Series]:
         "usd_per_hour": gpu.usd,
     }
     if gpu.xid:
-        short |= {"xid_total": float(gpu.xid[0]), "xid_last": float(gpu.xid[1])}
-    yield "flatout_device_info", {**labels, **told}, _points(now, since, until, 1.0)
+        short["xid_last"] = float(gpu.xid[0])
+        counted = [(at, float(now - at <= gpu.xid[1])) for at, _ in points(now, since, until, 1.0)]
+        yield "flatout_device_xid_total", labels, counted
+    yield "flatout_device_info", {**labels, **told}, points(now, since, until, 1.0)
     for metric, value in long.items():
         if value is not None:
-            yield f"flatout_device_{metric}", labels, _points(now, since, until, value)
+            yield f"flatout_device_{metric}", labels, points(now, since, until, value)
     for metric, value in short.items() if gpu.up else ():
         if value is not None and until < _FINE_FOR_S:
-            yield f"flatout_device_{metric}", labels, _points(now, min(since, _FINE_FOR_S), until, value)
+            yield f"flatout_device_{metric}", labels, points(now, min(since, _FINE_FOR_S), until, value)
     yield from _clocks(gpu, now)
 
 
@@ -137,19 +140,19 @@ def _clocks(gpu: Gpu, now: float) -> Iterator[Series]:
     if not gpu.reasons:
         return
     since = max(gpu.throttled_for_s, _FINE_FOR_S)
-    points = _points(now, since, gpu.until_s, 1.0)
-    yield "flatout_device_clock_compute_hertz", gpu.labels, [(at, gpu.clock) for at, _ in points]
-    yield "flatout_device_clock_compute_max_hertz", gpu.labels, [(at, 1.98e9) for at, _ in points]
+    looks = points(now, since, gpu.until_s, 1.0)
+    yield "flatout_device_clock_compute_hertz", gpu.labels, [(at, gpu.clock) for at, _ in looks]
+    yield "flatout_device_clock_compute_max_hertz", gpu.labels, [(at, 1.98e9) for at, _ in looks]
     for reason in gpu.reasons:
         labels = {**gpu.labels, "reason": reason}
-        yield "flatout_device_throttled", labels, points
-        grown = [(at, at - points[0][0]) for at, _ in points]
+        yield "flatout_device_throttled", labels, looks
+        grown = [(at, at - looks[0][0]) for at, _ in looks]
         yield "flatout_device_throttled_seconds_total", labels, grown
 
 
 def _job(job: Job, now: float) -> Iterator[Series]:
     labels = {"instance": f"{job.machine}:9435", "job": "flatout", "run": job.run}
-    points = _points(now, _FINE_FOR_S, 0.0, 1.0)
+    looks = points(now, _FINE_FOR_S, 0.0, 1.0)
     clock = now + job.clock_off_s
     values: dict[str, float | None] = {
         "updates_total": 120000.0,
@@ -159,20 +162,20 @@ def _job(job: Job, now: float) -> Iterator[Series]:
         "checkpoint_timestamp_seconds": None if job.checkpoint_s is None else clock - job.checkpoint_s,
         "started_timestamp_seconds": clock - job.started_s,
     }
-    yield "flatout_job_info", {**labels, "exported_job": job.name, "user": "ada", "host": job.machine}, points
+    yield "flatout_job_info", {**labels, "exported_job": job.name, "user": "ada", "host": job.machine}, looks
     for state in ("starting", "training", "evaluating", "stalled", "ended"):
         here = float(state == job.state)
-        yield "flatout_job_state", {**labels, "state": state}, [(at, here) for at, _ in points]
+        yield "flatout_job_state", {**labels, "state": state}, [(at, here) for at, _ in looks]
     for metric, value in values.items():
         if value is not None:
-            yield f"flatout_job_{metric}", labels, [(at, value) for at, _ in points]
+            yield f"flatout_job_{metric}", labels, [(at, value) for at, _ in looks]
     # Written all along, or not any more since so long ago.
-    written = [(at, min(at, now - job.written_s) + job.clock_off_s) for at, _ in points]
+    written = [(at, min(at, now - job.written_s) + job.clock_off_s) for at, _ in looks]
     yield "flatout_job_written_timestamp_seconds", labels, written
     for uuid in job.uuids:
-        yield "flatout_job_device", {**labels, "uuid": uuid}, points
+        yield "flatout_job_device", {**labels, "uuid": uuid}, looks
     for rank, step in enumerate(job.ranks):
-        yield "flatout_job_rank_step_seconds", {**labels, "rank": str(rank)}, [(at, step) for at, _ in points]
+        yield "flatout_job_rank_step_seconds", {**labels, "rank": str(rank)}, [(at, step) for at, _ in looks]
 
 
 def dcgm_series(
@@ -197,5 +200,5 @@ def dcgm_series(
             "DCGM_FI_DEV_XID_ERRORS": 0.0,
         }
         for name, value in values.items():
-            yield name, labels, _points(now, DAY_S, 0.0, value)
-    yield "up", {"instance": f"{machine}:9400", "job": "dcgm"}, _points(now, DAY_S, 0.0, 1.0)
+            yield name, labels, points(now, DAY_S, 0.0, value)
+    yield "up", {"instance": f"{machine}:9400", "job": "dcgm"}, points(now, DAY_S, 0.0, 1.0)

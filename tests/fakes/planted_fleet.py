@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from tests.fakes.fleet import GIB, Gpu, Job, dcgm_series, series_of
+from tests.fakes.fleet import DAY_S, GIB, Gpu, Job, dcgm_series, points, series_of
 from tests.fakes.prometheus import Series
 
 HOSTILE = 'train.py"; $(rm -rf ~)\n\x1b[31m<script>alert(1)</script>'
@@ -14,6 +14,11 @@ def planted(now: float) -> Iterator[Series]:
     gpus, jobs = planted_fleet()
     yield from series_of(gpus, jobs, now)
     yield from dcgm_series("dgx-old", 2, now)
+    # Out of reach for a quarter of an hour.
+    silent = [Gpu(machine="node-97", index=index, until_s=900.0) for index in range(8)]
+    yield from series_of(silent, [], now, targets=False)
+    answered = [(at, float(at <= now - 900.0)) for at, _ in points(now, 3600.0, 0.0, 1.0)]
+    yield "up", {"instance": "node-97:9435", "job": "flatout"}, answered
 
 
 def planted_fleet() -> tuple[list[Gpu], list[Job]]:
@@ -57,6 +62,7 @@ def _wrong(gpus: dict[tuple[str, int], Gpu], jobs: dict[str, Job]) -> None:
     jobs["node-16"].state = "stalled"
     for index in range(8):
         gpus["node-16", index].__dict__.update(running=0.0, sm=0.0, tensor=0.0)
+    gpus["node-06", 3].xid = (79, 3600.0)
     gpus["node-10", 1].up = 0.0  # lost, and told so
 
 
@@ -67,7 +73,8 @@ def _nearly(gpus: dict[tuple[str, int], Gpu], jobs: dict[str, Job]) -> None:
     # Clocks that are wrong: checkpoints are ten minutes old by their own.
     jobs["node-08"].clock_off_s = 2400.0
     jobs["node-10"].clock_off_s = -2.5 * 3600
-    gpus["node-14", 6].xid = (1, 31)  # the fault of a program
+    gpus["node-14", 6].xid = (31, 3600.0)  # the fault of a program
+    gpus["node-12", 0].xid = (79, 2 * DAY_S)  # mended since
     jobs["node-14"].__dict__.update(mfu=0.12, headroom=1.1)  # low, and nothing to gain
     gpus["node-15", 5].__dict__.update(
         running=0.0, sm=0.0, tensor=0.0, processes=0.0, since_s=150.0

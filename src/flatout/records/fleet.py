@@ -52,6 +52,7 @@ class FleetDevice:
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    # Of the window.
     xid_count: int | None = None
     xid_last: int | None = None
     ecc_uncorrected: int | None = None

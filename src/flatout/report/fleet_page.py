@@ -33,13 +33,14 @@ _WASTE_KINDS = ("held", "nobody", "broken", "hot")
 _SQUARE_KINDS = {
     "broken": "broken",
     "held idle": "held",
+    "stalled": "held",
     "idle": "nobody",
     "throttled": "hot",
     "underused": "low",
 }
 KEYS = (
     ("busy", "a kernel runs (the fuller, the more of the time)"),
-    ("held", "held, and idle"),
+    ("held", "held, and idle or its job stands still"),
     ("nobody", "idle"),
     ("hot", "throttled"),
     ("low", "underused"),
@@ -99,9 +100,11 @@ def fleet_page(fleet: Fleet) -> str:
 def fleet_map(fleet: Fleet) -> list[tuple[str, list[Square]]]:
     """A row of squares a machine, as many as a browser draws in a moment."""
     found = {finding.uuid: finding for finding in fleet.findings if finding.uuid}
+    still = {finding.run: finding for finding in fleet.findings if finding.kind == "stalled"}
     rows: dict[str, list[Square]] = {}
     for device in fleet.devices[:_SQUARES]:
-        rows.setdefault(device.machine, []).append(_square(device, found.get(device.uuid)))
+        stalled = next((still[run] for run in device.runs if run in still), None)
+        rows.setdefault(device.machine, []).append(_square(device, found.get(device.uuid) or stalled))
     return list(rows.items())
 
 

@@ -203,8 +203,11 @@ def _one_with_history(
     found = {name: column.get(key) for name, column in columns.items()}
     held, busy_at = found["recently_held"], found["last_busy"]
     present_s = found["present_s"]
+    state = "down" if device.state == "down" and not found["lately_up"] else "up"
     return dataclasses.replace(
         device,
+        state=state,
+        xid_count=_new_xids(device, found["xid_then"]),
         kernel_running_share=found["running"],
         sm_active_share=found["sm"],
         tensor_active_share=found["tensor"],
@@ -216,10 +219,19 @@ def _one_with_history(
         throttled_lost_s=found["lost_s"],
         throttled_losing_share=found["losing"],
         throttled_s=limited.get(key, {}),
-        gone_s=found["down_s"] if device.state == "down" else None,
+        gone_s=found["down_s"] if state == "down" else None,
         # Never busy in all the window: at least as long as it was there.
         quiet_s=max(0.0, now - busy_at) if busy_at is not None else present_s if found["idle_s"] else None,
     )
+
+
+def _new_xids(device: FleetDevice, then: float | None) -> int | None:
+    """Those of the window: what a reset has mended long ago is no news. A counter that fell began anew."""
+    if device.source == "dcgm-exporter":
+        return 0 if then and then == device.xid_last else device.xid_count
+    if device.xid_count is None or then is None or then > device.xid_count:
+        return device.xid_count
+    return device.xid_count - round(then)
 
 
 def _positive(value: float | None) -> float | None:

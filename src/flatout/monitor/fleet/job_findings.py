@@ -12,7 +12,9 @@ _HOUR_S = 3600.0
 _WORKING = ("training", "evaluating", "stalled")
 
 
-def job_findings(jobs: Iterable[FleetJob], devices: Sequence[FleetDevice]) -> Iterator[FleetFinding]:
+def job_findings(
+    jobs: Iterable[FleetJob], devices: Sequence[FleetDevice], over_s: float
+) -> Iterator[FleetFinding]:
     """Everything that is wrong with each job; one that stands still is not also slow."""
     by_run: dict[str, list[FleetDevice]] = {}
     for device in devices:
@@ -20,7 +22,9 @@ def job_findings(jobs: Iterable[FleetJob], devices: Sequence[FleetDevice]) -> It
             by_run.setdefault(run, []).append(device)
     prices = {run: _price(held) for run, held in by_run.items()}
     for job in jobs:
-        stalled = _stalled(job, prices)
+        if job.silent_s is not None and job.silent_s > over_s:
+            continue  # it died long ago, and only its file is left
+        stalled = _stalled(job, by_run.get(job.run, ()), prices)
         if stalled is not None:
             yield stalled
         else:
@@ -37,16 +41,22 @@ def _price(devices: Sequence[FleetDevice]) -> float | None:
     return sum(known) if len(known) == len(devices) else None
 
 
-def _stalled(job: FleetJob, prices: Mapping[str, float | None]) -> FleetFinding | None:
-    if job.silent_s is not None and job.state in (*_WORKING, "starting"):
-        says = f"nobody has written of it for {age(job.silent_s)}: `flatout run` is gone or stopped"
+def _stalled(
+    job: FleetJob, devices: Sequence[FleetDevice], prices: Mapping[str, float | None]
+) -> FleetFinding | None:
+    share = 1.0
+    if job.silent_s is not None:
+        held = [device for device in devices if device.processes != 0]
+        share = len(held) / len(devices) if devices else 1.0
+        how = "and it holds its GPUs" if share else "and its GPUs are free: it ended without a word"
+        says = f"nobody has written of it for {age(job.silent_s)}, {how}"
         query = selector("flatout_job_written_timestamp_seconds", run=job.run)
     elif job.state == "stalled":
         says = "no step for far longer than usual"
         query = selector("flatout_job_state", run=job.run, state="stalled")
     else:
         return None
-    return _finding("stalled", job, says, query, 1.0, prices)
+    return _finding("stalled", job, says, query, share, prices)
 
 
 def _slow_rank(

@@ -6,12 +6,15 @@ RECENT_STEP_S = 30
 # So many of the recent looks must have seen a device before it can be called idle: one that just came is not.
 RECENT_SEEN = 0.8
 
+# A GPU that missed an answer is not lost; one that gave none for so long is.
+DOWN_S = 120
+
 # Below this share of time with a kernel, nobody uses a GPU: monitoring and displays run a few kernels, too.
 IDLE_SHARE = 0.02
 # Memory that a driver keeps for itself stays below this.
 HELD_BYTES = 1 << 30
 
-# Kernels that leave most of a GPU empty: small batches, small kernels. Below these shares, while kernels run ...
+# Kernels that leave most of a GPU empty: small batches, small ones. Below these shares, while kernels run ...
 LOW_SM_SHARE = 0.3
 LOW_TENSOR_SHARE = 0.03
 # ... for at least this share of the time: below, the GPU waits, which is another matter.

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from flatout.monitor.fleet.policy import (
+    DOWN_S,
     HELD_BYTES,
     IDLE_SHARE,
     KNOWN_S,
@@ -91,6 +92,8 @@ class Questions:
                 "avg", self._ratio("tensor_active_ratio", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
             ),
             "recently_seen": self._recent("count", self._up()),
+            "lately_up": self._by(f"max_over_time({self._of('flatout_device_up')}[{DOWN_S}s])"),
+            "xid_then": self._xid_then(),
             "recently_held": self._recent("min", self._held()),
             "present_s": f"{self.step_s} * {self._window('count', self._up())}",
             "down_s": f"{self.step_s} * {self._window('count', self._down())}",
@@ -161,6 +164,11 @@ class Questions:
 
     def _down(self) -> str:
         return self._by(f"{self._of('flatout_device_up')} == 0")
+
+    def _xid_then(self) -> str:
+        then = f"offset {self.over_s:.0f}s"
+        theirs = f"{self._of('DCGM_FI_DEV_XID_ERRORS')} {then}"
+        return self._either(f"{self._of('flatout_device_xid_total')} {then}", theirs)
 
     def _held(self) -> str:
         """1 where somebody holds a device, 0 where nobody does."""

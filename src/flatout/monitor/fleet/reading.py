@@ -90,7 +90,7 @@ class _Look:
             devices = [device for device in devices if runs & set(device.runs)]
             answers["jobs"] = [row for row in answers["jobs"] if row.label("run") in runs]
             self._about_others.clear()
-        findings = _findings(devices, jobs, states)
+        findings = _findings(devices, jobs, states, self._questions.over_s)
         shown = _shown(devices, findings, all_devices=all_devices or bool(job))
         return Fleet(
             server=self._server.url,
@@ -185,9 +185,12 @@ def _nothing_known(url: str) -> EnvironmentProblem:
 
 
 def _findings(
-    devices: Sequence[FleetDevice], jobs: Sequence[FleetJob], states: Mapping[str, FleetMachineState]
+    devices: Sequence[FleetDevice],
+    jobs: Sequence[FleetJob],
+    states: Mapping[str, FleetMachineState],
+    over_s: float,
 ) -> tuple[FleetFinding, ...]:
-    of_jobs = list(job_findings(jobs, devices))
+    of_jobs = list(job_findings(jobs, devices, over_s))
     wanting = {finding.run for finding in of_jobs if finding.kind in ("stalled", "underused")}
     explained = {device.uuid for device in devices if wanting & set(device.runs)}
     return (*device_findings(devices, states, explained), *of_jobs)
