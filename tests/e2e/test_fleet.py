@@ -177,7 +177,7 @@ def test_one_job_alone_with_its_ranks(server: str) -> None:
     chosen = read_fleet(server, job="20261116-081500")
     assert [machine.name for machine in chosen.machines] == ["node-09"]
     (job,) = chosen.jobs
-    assert [rank.rank for rank in job.ranks][0] == "5"
+    assert job.ranks[0].rank == "5"
     assert len(job.ranks) == 8
     assert chosen.notes == ()
     assert not chosen.is_urgent

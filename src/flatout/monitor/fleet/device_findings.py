@@ -15,7 +15,7 @@ from flatout.monitor.fleet.policy import (
     THROTTLED_SHARE,
     UNWANTED_REASONS,
 )
-from flatout.monitor.fleet.queries import selector
+from flatout.monitor.fleet.selecting import selector
 from flatout.records.fleet import FindingKind, FleetDevice, FleetFinding, FleetMachineState
 from flatout.records.words import age, memory_size, percent
 

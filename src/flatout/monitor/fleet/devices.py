@@ -43,22 +43,30 @@ def devices_told(answers: Answers, names: Mapping[str, str]) -> Told:
     return Told((*unique, *theirs), tuple(notes))
 
 
-def with_history(devices: Iterable[FleetDevice], answers: Answers, now: float) -> list[FleetDevice]:
-    """The same devices with what the window says of them."""
-    columns = {name: by_device(rows) for name, rows in answers.items() if name not in _OTHERWISE}
+def with_history(devices: Iterable[FleetDevice], answers: Answers, step_s: int) -> list[FleetDevice]:
+    """The same devices with what a first look at the window says of them."""
+    columns = {name: by_device(rows) for name, rows in answers.items() if name != "gone"}
+    return [_one_with_history(device, columns, step_s) for device in devices]
+
+
+def with_details(
+    devices: Iterable[FleetDevice], answers: Answers, step_s: int, now: float
+) -> list[FleetDevice]:
+    """The same devices with what was asked about a few of them."""
+    columns = {name: by_device(rows) for name, rows in answers.items() if name in _DETAILS}
     limited: dict[Key, dict[str, float]] = {}
-    for row in answers["limited_s"]:
+    for row in answers.get("limited_s", ()):
         limited.setdefault(device_key(row), {})[row.label("reason")] = row.value
-    return [_one_with_history(device, columns, limited, now) for device in devices]
+    return [_one_with_details(device, columns, limited, step_s, now) for device in devices]
 
 
-def devices_gone(rows: Iterable[Row], names: Mapping[str, str], now: float) -> list[FleetDevice]:
-    """GPUs that were told of within the window, and are not any more."""
+def devices_gone(
+    rows: Iterable[Row], last_seen: Mapping[Key, float], names: Mapping[str, str], now: float
+) -> list[FleetDevice]:
+    """GPUs that were told of within the window, and are not any more; each where it was last."""
     newest: dict[str, Row] = {}
-    for row in rows:
-        uuid = row.label("uuid")
-        if uuid not in newest or newest[uuid].value < row.value:
-            newest[uuid] = row
+    for row in sorted(rows, key=lambda row: last_seen.get(device_key(row), 0.0)):
+        newest[row.label("uuid")] = row
     return [
         FleetDevice(
             machine=names[row.label("instance")],
@@ -68,13 +76,13 @@ def devices_gone(rows: Iterable[Row], names: Mapping[str, str], now: float) -> l
             name=row.label("name"),
             source="flatout",
             state="gone",
-            gone_s=max(0.0, now - row.value),
+            gone_s=max(0.0, now - last_seen[device_key(row)]) if device_key(row) in last_seen else None,
         )
         for uuid, row in newest.items()
     ]
 
 
-_OTHERWISE = frozenset({"limited_s", "gone", "targets"})
+_DETAILS = frozenset({"idle_held", "last_busy", "down", "lost", "losing"})
 
 
 def _flatout_devices(rows: Iterable[Row], names: Mapping[str, str]) -> tuple[list[FleetDevice], int]:
@@ -194,19 +202,18 @@ def _dcgm_device(row: Row, told: Mapping[str, float], names: Mapping[str, str]) 
 
 
 def _one_with_history(
-    device: FleetDevice,
-    columns: Mapping[str, Mapping[Key, float]],
-    limited: Mapping[Key, dict[str, float]],
-    now: float,
+    device: FleetDevice, columns: Mapping[str, Mapping[Key, float]], step_s: int
 ) -> FleetDevice:
     key = (device.instance, device.uuid, device.gpu)
     found = {name: column.get(key) for name, column in columns.items()}
-    held, busy_at = found["recently_held"], found["last_busy"]
-    present_s = found["present_s"]
-    state = "down" if device.state == "down" and not found["lately_up"] else "up"
+    held, held_mean, running = found["recently_held"], found["held_mean"], found["running_mean"]
+    present_s = None if found["present"] is None else found["present"] * step_s
+    idle_s = None if present_s is None or running is None else present_s * (1 - running)
+    # Held all the time, or never: then it was idle so, too. What lies in between has to be asked for.
+    held_s = None if idle_s is None or held_mean not in (0.0, 1.0) else idle_s * held_mean
     return dataclasses.replace(
         device,
-        state=state,
+        state="down" if device.state == "down" and not found["lately_up"] else "up",
         xid_count=_new_xids(device, found["xid_then"]),
         kernel_running_share=found["running"],
         sm_active_share=found["sm"],
@@ -214,14 +221,35 @@ def _one_with_history(
         recently_seen=(found["recently_seen"] or 0.0) >= RECENT_SEEN * _LOOKS,
         recently_held=None if held is None else held > 0,
         present_s=present_s,
-        idle_s=found["idle_s"],
-        idle_held_s=found["idle_held_s"],
-        throttled_lost_s=found["lost_s"],
-        throttled_losing_share=found["losing"],
+        idle_s=idle_s,
+        idle_held_s=held_s,
+    )
+
+
+def _one_with_details(
+    device: FleetDevice,
+    columns: Mapping[str, Mapping[Key, float]],
+    limited: Mapping[Key, dict[str, float]],
+    step_s: int,
+    now: float,
+) -> FleetDevice:
+    key = (device.instance, device.uuid, device.gpu)
+
+    def seconds(name: str) -> float | None:
+        looks = columns.get(name, {}).get(key)
+        return None if looks is None else looks * step_s
+
+    busy_at = columns.get("last_busy", {}).get(key)
+    # Never busy in all the window: at least as long as it was there.
+    quiet_s = max(0.0, now - busy_at) if busy_at is not None else device.present_s
+    return dataclasses.replace(
+        device,
+        idle_held_s=device.idle_held_s if device.idle_held_s is not None else seconds("idle_held"),
+        quiet_s=quiet_s if "last_busy" in columns and device.idle_s else None,
+        throttled_lost_s=seconds("lost"),
+        throttled_losing_share=columns.get("losing", {}).get(key),
         throttled_s=limited.get(key, {}),
-        gone_s=found["down_s"] if state == "down" else None,
-        # Never busy in all the window: at least as long as it was there.
-        quiet_s=max(0.0, now - busy_at) if busy_at is not None else present_s if found["idle_s"] else None,
+        gone_s=seconds("down") if device.state == "down" else None,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flatout.monitor.fleet.device_findings import unwanted_reasons
 from flatout.monitor.fleet.policy import CHECKPOINT_AGE_S, LOW_MFU, SLOW_RANK, WORTH_TUNING
-from flatout.monitor.fleet.queries import selector
+from flatout.monitor.fleet.selecting import selector
 from flatout.records.fleet import FindingKind, FleetDevice, FleetFinding, FleetJob
 from flatout.records.words import age, duration, percent
 

@@ -3,15 +3,16 @@
 import concurrent.futures
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flatout.monitor.fleet.accounts import machines_of, waste_of
 from flatout.monitor.fleet.actions import ranked_actions
-from flatout.monitor.fleet.answers import Refusal, Row, by_label
-from flatout.monitor.fleet.device_findings import device_findings
-from flatout.monitor.fleet.devices import devices_gone, devices_told, with_history
+from flatout.monitor.fleet.answers import Refusal, Row, by_device, by_label
+from flatout.monitor.fleet.device_findings import device_findings, is_idle, is_throttled
+from flatout.monitor.fleet.devices import devices_gone, devices_told, with_details, with_history
 from flatout.monitor.fleet.job_findings import job_findings
+from flatout.monitor.fleet.job_queries import job_questions, ranks_of
 from flatout.monitor.fleet.jobs import (
     clocks_that_differ,
     jobs_told,
@@ -22,7 +23,8 @@ from flatout.monitor.fleet.jobs import (
 from flatout.monitor.fleet.machines import machine_names
 from flatout.monitor.fleet.policy import NAMED_IN_NOTES
 from flatout.monitor.fleet.prices import with_prices
-from flatout.monitor.fleet.queries import Questions, quoted
+from flatout.monitor.fleet.queries import Questions
+from flatout.monitor.fleet.selecting import Scope, quoted
 from flatout.monitor.fleet.server import Access, Server
 from flatout.records.errors import CallerMistake, EnvironmentProblem, UnknownName
 from flatout.records.fleet import Fleet, FleetDevice, FleetFinding, FleetJob, FleetMachineState
@@ -30,6 +32,8 @@ from flatout.records.fleet import Fleet, FleetDevice, FleetFinding, FleetJob, Fl
 DAY_S = 86400.0
 # A server answers a few questions at a time as fast as many, and others want answers, too.
 _AT_ONCE = 4
+# So many devices are named in one query.
+_AT_A_TIME = 200
 _SET_UP = (
     "`flatout export` on each machine, and its address among the targets of scrape_configs in prometheus.yml "
     "(docs/fleet.md)"
@@ -54,7 +58,7 @@ def read_fleet(
     nobody answers or nothing is known. A single question that is refused is noted, and the rest is told.
     """
     access = Access(url=url, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
-    look = _Look(Server(access), Questions(over_s=over_s, where=tuple(map(_matcher, where))))
+    look = _Look(Server(access), Questions(over_s=over_s, scope=Scope(where=tuple(map(_matcher, where)))))
     return look.fleet(job, all_devices=all_devices)
 
 
@@ -70,16 +74,13 @@ class _Look:
             self._notes.append("the token or password travels unencrypted: use https")
 
     def fleet(self, job: str, *, all_devices: bool) -> Fleet:
-        answers = self._asked(self._questions.first())
-        told = {row.label("instance") for name in ("devices", "dcgm") for row in answers[name]}
-        ours = {row.label("uuid") for row in answers["devices"]}
-        theirs = any(row.label("UUID") and row.label("UUID") not in ours for row in answers["dcgm"])
-        self._questions = dataclasses.replace(self._questions, dcgm=theirs)
-        answers |= self._asked({**self._questions.history(), **self._questions.jobs()})
-        told |= {row.label("instance") for name in ("gone", "jobs") for row in answers[name]}
-        names = machine_names(told, answers["nodes"], answers["dcgm"])
+        answers = self._first_answers()
+        told = {
+            row.label("instance") for name in ("devices", "dcgm", "gone", "jobs") for row in answers[name]
+        }
         if not told:
             raise _nothing_known(self._server.url)
+        names = machine_names(told, answers["nodes"], answers["dcgm"])
         devices, prices = self._devices(answers, names)
         jobs = jobs_told(answers, names)
         states = machine_states(devices, answers["targets"])
@@ -109,6 +110,17 @@ class _Look:
             notes=(*self._notes, *self._about_others, *clocks_that_differ(answers, names)),
         )
 
+    def _first_answers(self) -> dict[str, list[Row]]:
+        """What is now, then what was, of everything."""
+        answers = self._asked(self._questions.first())
+        ours = {row.label("uuid") for row in answers["devices"]}
+        theirs = any(row.label("UUID") and row.label("UUID") not in ours for row in answers["dcgm"])
+        scope = dataclasses.replace(self._questions.scope, dcgm=theirs)
+        self._questions = dataclasses.replace(self._questions, scope=scope)
+        of_jobs = job_questions(scope, self._questions.over_s, self._questions.step_s)
+        answers |= self._asked({**self._questions.history(), **of_jobs})
+        return answers
+
     def _asked(self, questions: Mapping[str, str]) -> dict[str, list[Row]]:
         """All answers; a question that is refused has none, and is noted."""
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -125,15 +137,43 @@ class _Look:
         return answers
 
     def _devices(
-        self, answers: Mapping[str, list[Row]], names: Mapping[str, str]
+        self, answers: dict[str, list[Row]], names: Mapping[str, str]
     ) -> tuple[list[FleetDevice], str]:
         told = devices_told(answers, names)
         self._about_others += told.notes
-        runs = uuids_by_run(answers["jobs"])
+        step_s = self._questions.step_s
         history = {name: answers[name] for name in self._questions.history()}
-        devices = with_history(told.devices, history, self._now)
+        devices = with_history(told.devices, history, step_s)
+        answers |= self._details(devices, answers)
+        devices = with_details(devices, answers, step_s, self._now)
+        runs = uuids_by_run(answers["jobs"])
         devices = [dataclasses.replace(one, runs=tuple(sorted(runs.get(one.uuid, ())))) for one in devices]
-        return with_prices([*devices, *devices_gone(answers["gone"], names, self._now)])
+        gone = devices_gone(answers["gone"], by_device(answers["last_seen"]), names, self._now)
+        return with_prices([*devices, *gone])
+
+    def _details(
+        self, devices: Sequence[FleetDevice], answers: Mapping[str, list[Row]]
+    ) -> dict[str, list[Row]]:
+        """What is dear to ask, of those devices alone that it matters for."""
+        gone = {row.label("uuid") for row in answers["gone"]}
+        tellers = tuple(sorted({row.label("instance") for row in answers["gone"]}))
+        limited = {row.label("uuid") for row in answers["limited"]}
+        limited |= {device.uuid for device in devices if is_throttled(device)}
+        mixed = {one.uuid for one in devices if one.idle_held_s is None and one.idle_s is not None}
+        wanted: list[tuple[Iterable[str], Callable[[Questions], dict[str, str]]]] = [
+            (mixed, Questions.of_mixed),
+            ({device.uuid for device in devices if is_idle(device)}, Questions.of_idle),
+            ({device.uuid for device in devices if device.state == "down"}, Questions.of_down),
+            (limited, Questions.of_limited),
+            (gone, lambda questions: questions.of_gone(tellers)),
+        ]
+        found: dict[str, list[Row]] = {"last_seen": [], "targets": []}
+        for uuids, ask in wanted:
+            for some in _batches(sorted(uuids), _AT_A_TIME):
+                scope = dataclasses.replace(self._questions.scope, uuids=some)
+                for name, rows in self._asked(ask(dataclasses.replace(self._questions, scope=scope))).items():
+                    found.setdefault(name, []).extend(rows)
+        return found
 
     def _without_dropped(
         self, devices: Sequence[FleetDevice], states: Mapping[str, FleetMachineState]
@@ -148,7 +188,7 @@ class _Look:
     def _with_ranks(
         self, job: FleetJob, answers: Mapping[str, list[Row]], names: Mapping[str, str]
     ) -> FleetJob:
-        rows = self._asked({"ranks": self._questions.ranks_of(job.run)})["ranks"]
+        rows = self._asked({"ranks": ranks_of(self._questions.scope, job.run)})["ranks"]
         column = {
             name: by_label(answers[name], "run").get(job.run)
             for name in ("rank_count", "rank_median", "rank_fastest")
@@ -174,6 +214,11 @@ def machine_states(devices: Sequence[FleetDevice], targets: Iterable[Row]) -> di
         else:
             states[device.machine] = "up"
     return states
+
+
+def _batches(names: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(names), most):
+        yield tuple(names[start : start + most])
 
 
 def _nothing_known(url: str) -> EnvironmentProblem:

@@ -97,7 +97,7 @@ class Server:
         """All of it, within size and time: a server that drips would hold us for ever."""
         chunks: list[bytes] = []
         size = 0
-        while chunk := answer.read(_CHUNK):
+        while chunk := answer.read1(_CHUNK):  # what is there, without waiting for more
             chunks.append(chunk)
             size += len(chunk)
             if size > _LARGEST_ANSWER:

@@ -17,37 +17,38 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 def device(**changes: Any) -> FleetDevice:
     facts: dict[str, Any] = {
-
-            "machine": "a",
-            "instance": "a:1",
-            "gpu": "0",
-            "uuid": "GPU-0",
-            "name": "H100",
-            "source": "flatout"
-        ,
-        "kernel_running_share": 0.95, "sm_active_share": 0.7, "tensor_active_share": 0.3, "processes": 1,
-
-            "recently_seen": True,
-            "recently_held": True,
-            "usd_per_hour": 2.0,
-            "present_s": DAY_S,
-            "idle_s": 0.0
-        ,
+        "machine": "a",
+        "instance": "a:1",
+        "gpu": "0",
+        "uuid": "GPU-0",
+        "name": "H100",
+        "source": "flatout",
+        "kernel_running_share": 0.95,
+        "sm_active_share": 0.7,
+        "tensor_active_share": 0.3,
+        "processes": 1,
+        "recently_seen": True,
+        "recently_held": True,
+        "usd_per_hour": 2.0,
+        "present_s": DAY_S,
+        "idle_s": 0.0,
     }
     return FleetDevice(**{**facts, **changes})
 
 
 def job(**changes: Any) -> FleetJob:
     facts: dict[str, Any] = {
-
-            "run": "run-1",
-            "name": "train.py",
-            "user": "ada",
-            "machine": "a",
-            "instance": "a:1",
-            "state": "training"
-        ,
-        "gpus": 8, "age_s": 10 * HOUR_S, "checkpoint_age_s": 600.0, "mfu": 0.4, "headroom": 1.1,
+        "run": "run-1",
+        "name": "train.py",
+        "user": "ada",
+        "machine": "a",
+        "instance": "a:1",
+        "state": "training",
+        "gpus": 8,
+        "age_s": 10 * HOUR_S,
+        "checkpoint_age_s": 600.0,
+        "mfu": 0.4,
+        "headroom": 1.1,
     }
     return FleetJob(**{**facts, **changes})
 

@@ -168,16 +168,20 @@ def test_a_token_file_without_a_token_is_refused(tmp_path: Path, content: str) -
 def test_one_that_drips_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatout.monitor.fleet.server._SPARE_S", 0.2)
 
+    drops: list[int] = []
+
     def drip(asked: Handler) -> None:
         asked.send_response(200)
         asked.end_headers()
-        for _ in range(200):
+        for drop in range(5000):
             asked.wfile.write(b" ")
             asked.wfile.flush()
+            drops.append(drop)
             time.sleep(0.02)
 
     with answering(drip) as url, pytest.raises(EnvironmentProblem, match="no whole answer"):
         Server(Access(url=url, timeout_s=0.1)).now()
+    assert len(drops) < 5000, "it was heard to the end"
 
 
 def test_one_that_says_too_much_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
