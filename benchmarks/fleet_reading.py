@@ -1,7 +1,7 @@
-"""How long `flatout fleet` takes on a Prometheus server with a day of many GPUs, scraped as often as servers do.
+"""How long `flatout fleet` takes on a Prometheus server with a day of many GPUs, scraped as is usual.
 
-The data are made up: machines of eight GPUs with one job each, most of them busy. They go into blocks with promtool, a
-real server opens them, and the real command asks it. The first look finds cold files, the others do not.
+The data are made up: machines of eight GPUs with one job each, most of them busy. They go into blocks with
+promtool, a real server opens them, and the real command asks it. The first look finds cold files.
 
     python -m benchmarks.fleet_reading --gpus 1000 --every 15 --looks 5
 """
