@@ -133,6 +133,7 @@ def test_a_collector_gets_gauges_sums_and_histograms(collector: Collector) -> No
     [steps] = metrics["flatout_job_step_seconds"].histogram.data_points
     assert (steps.count, steps.sum, sum(steps.bucket_counts)) == (42, 702, 42)
     assert steps.bucket_counts[-1] == 2
+    assert not steps.HasField("min"), "unknown is absent"
     assert len(steps.bucket_counts) == len(steps.explicit_bounds) + 1
 
 
