@@ -4,14 +4,18 @@ import dataclasses
 import math
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from flatout.monitor.export.catalogue import COLLECTORS, SPECS
 from flatout.monitor.export.dcgm import collect_dcgm
-from flatout.monitor.export.exporter import Exporter, as_record, write
+from flatout.monitor.export.exporter import Exporter, as_record
 from flatout.monitor.export.labels import LabelLimits, label
 from flatout.monitor.export.look import Look
+from flatout.monitor.export.text import write
 from flatout.records.device import Device, DeviceSample
 from flatout.records.live import LiveRank
 from flatout.records.watching import Frame
@@ -303,6 +307,28 @@ def test_dcgm_names_carry_their_units_and_labels() -> None:
     assert one(values, "DCGM_FI_DEV_XID_ERRORS", **on) == 0
     assert one(values, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", **on) == 1_234_567_890
     assert {labels["gpu"] for labels in many(values, "DCGM_FI_DEV_GPU_UTIL")} == {"0"}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "plain"])
+def test_the_text_is_what_prometheus_client_would_have_written(name: str) -> None:
+    frame = frame_of(gpu(), gpu(1, power_draw_mw=1), live_jobs=(job(name, name=name, loss=-1e-9),))
+    exporter = Exporter(
+        lambda: frame, collectors={**COLLECTORS, "dcgm": collect_dcgm}, now_unix_s=lambda: NOW
+    )
+    metrics = [metric for metric in exporter.collect() if metric.samples]
+
+    class Registry:
+        def collect(self) -> list[Metric]:
+            return metrics
+
+    assert write(metrics, "plain") == generate_latest(Registry())  # type: ignore[arg-type]
+    assert write(metrics, "openmetrics") == generate_openmetrics(Registry())
+
+
+def test_a_thousand_gpus_are_all_in_one_answer() -> None:
+    values = exported(frame_of(*(gpu(index) for index in range(1000))))
+    assert len(many(values, "flatout_device_up")) == len(many(values, "flatout_device_power_watts")) == 1000
+    assert not many(values, "flatout_exporter_labels_dropped_total")
 
 
 def test_nothing_at_all_is_still_an_answer() -> None:
