@@ -68,7 +68,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not here")
     unit = tmp_path / "flatout-export.service"
     unit.write_text(FILES["systemd/flatout-export.service"].replace("/opt/flatout/bin/flatout", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "Unknown" not in done.stderr, done.stderr
 
@@ -108,7 +110,9 @@ def test_the_page_lists_every_alert_and_every_name_of_dcgm() -> None:
     rules = yaml.safe_load(FILES["prometheus/flatout.rules.yml"])
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
     assert set(re.findall(r"`(Flatout\w+)`", _page())) == alerts
-    assert set(re.findall(r"`(DCGM_FI_(?:DEV|PROF)_\w+)`", _page())) == {one.spec.name for one in DCGM_METRICS}
+    assert set(re.findall(r"`(DCGM_FI_(?:DEV|PROF)_\w+)`", _page())) == {
+        one.spec.name for one in DCGM_METRICS
+    }
 
 
 def _page() -> str:
