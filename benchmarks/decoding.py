@@ -150,11 +150,7 @@ def logits_apart(model: Any, prompt: list[int], answer: list[int], device: str) 
     decoder.read(0, prompt, Sampling(), len(answer))
     apart = 0.0
     for number, token in enumerate(answer[:-1]):
-        decoder.tokens.fill_(token)
-        decoder.cache.look_at(decoder.cache.places)
-        found = decoder._logits(decoder.tokens[:, None], decoder.cache.at[:, None], decoder.cache.mask())  # noqa: SLF001
-        decoder.cache.at.add_(1)
-        apart = max(apart, float((found[0] - own[number + 1]).abs().max()))
+        apart = max(apart, float((decoder.fed(0, token) - own[number + 1]).abs().max()))
     return {"most": apart, "spread_of_logits": float(own.std())}
 
 

@@ -103,6 +103,17 @@ class Decoder:
         else:
             self._step(kind)()
 
+    @torch.no_grad()
+    def fed(self, row: int, token: int) -> torch.Tensor:
+        """The logits after a token that somebody else has chosen for a row; all rows go on by one."""
+        cache = self.cache
+        cache.look_at(self._places)
+        self.tokens[row] = token
+        with heads_ask_together(self.model):
+            logits = self._logits(self.tokens[:, None], cache.at[:, None], cache.mask())
+        cache.at.add_(1)
+        return logits[row]
+
     def _one_step(self, kind: str) -> None:
         cache = self.cache
         logits = self._logits(self.tokens[:, None], cache.at[:, None], cache.mask())
