@@ -16,6 +16,7 @@ from flatout.entry import tuning
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
 from scripts.dashboards import DASHBOARDS
+from scripts.export_page import export_page
 
 ROOT = Path(__file__).parent.parent
 HEAD = "<!-- Made by `make docs` from the code. Edit the code, not this page. -->\n\n"
@@ -144,6 +145,7 @@ PAGES = {
     "docs/levers.md": levers_page,
     "docs/predictions.md": predictions_page,
     "docs/python.md": python_page,
+    "docs/export.md": lambda: export_page(ROOT / "docs/export.md"),
     **{f"src/flatout/monitor/shipped/grafana/flatout-{name}.json": make for name, make in DASHBOARDS.items()},
 }
 

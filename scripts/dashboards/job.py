@@ -114,7 +114,7 @@ def job_dashboard() -> str:
             text="GPU hours at what its GPUs cost now.",
         ),
         timeseries("Energy so far", "joule", (f"flatout_job_energy_joules_total{RUN}", "{{run}}")),
-        table("Jobs", f"flatout_job_info{RUN}", "run", "job", "user", "host", width=16),
+        table("Jobs", f"flatout_job_info{RUN}", "run", "exported_job", "user", "host", width=16),
         timeseries("Started", "short", (f"flatout_job_lives{RUN}", "{{run}}"), text="Times."),
     ]
     return dashboard("flatout-job", "Flatout: job", [variable("run", "flatout_job_info", "run")], panels)

@@ -5,39 +5,21 @@ import gzip
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
 
-from prometheus_client import generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from flatout.monitor.export.catalogue import COLLECTORS, Collector
 from flatout.monitor.export.labels import Admission, LabelLimits
 from flatout.monitor.export.look import Look, Price
 from flatout.monitor.export.own import collect_own
 from flatout.monitor.export.seen import Seen
+from flatout.monitor.export.text import Format, write
 from flatout.records.exporting import ExportedMetric, ExportedOnce, MetricSample
 from flatout.records.watching import Frame
 
-Format = Literal["openmetrics", "plain"]
-CONTENT_TYPES: dict[Format, str] = {
-    "openmetrics": "application/openmetrics-text; version=1.0.0; charset=utf-8",
-    "plain": "text/plain; version=0.0.4; charset=utf-8",
-}
 # Answers are shared for so long: nobody who scrapes more often learns more.
 SHARED_S = 1.0
-
-
-class Families:
-    """What prometheus_client writes out."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """In the order in which they were found."""
-        yield from self._metrics
 
 
 @dataclasses.dataclass
@@ -149,14 +131,6 @@ class Exporter:
         except Exception:  # noqa: BLE001 - counted, and the others are served
             self.failed(name)
             return []
-
-
-def write(metrics: list[Metric], form: Format) -> bytes:
-    """Families as text. Those without a sample are left out: an empty one says nothing."""
-    families = Families([metric for metric in metrics if metric.samples])
-    if form == "openmetrics":
-        return bytes(generate_openmetrics(families))  # type: ignore[no-untyped-call]
-    return generate_latest(families)
 
 
 def as_record(metrics: list[Metric]) -> ExportedOnce:

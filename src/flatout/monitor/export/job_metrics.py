@@ -50,7 +50,12 @@ def _spec(kind: Kind, name: str, text: str, *labels: str, facts: tuple[str, ...]
     return MetricSpec(_NAME + name, kind, text, (*JOB_LABELS, *labels), facts)
 
 
-INFO = _spec("info", "info", "What the job is; always 1.", facts=("job", "user", "host"))
+INFO = _spec(
+    "info",
+    "info",
+    "What the job is; always 1. Prometheus keeps `job` for itself: there it is exported_job.",
+    facts=("job", "user", "host"),
+)
 STATE = _spec("gauge", "state", "1 for the state that the job is in, 0 for the others.", "state")
 STEP_SECONDS = _spec("histogram", "step_seconds", "All steps, by how long they took.")
 THROTTLED_SECONDS = _spec(

@@ -33,10 +33,15 @@ def label(text: str) -> str:
     reach us as lone surrogates, which no answer could be encoded with.
     """
     shown = "".join(
-        sign if unicodedata.category(sign)[0] != "C" else sign.encode("unicode_escape").decode()
-        for sign in text[: _LONGEST + 1]
+        sign.encode("unicode_escape").decode() if _acts(sign) else sign for sign in text[: _LONGEST + 1]
     )
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
+
+
+def _acts(sign: str) -> bool:
+    """Whether a reader could obey it instead of showing it: controls, lone surrogates, ends of lines."""
+    kind = unicodedata.category(sign)
+    return kind[0] == "C" or kind in ("Zl", "Zp")
 
 
 class Admission:

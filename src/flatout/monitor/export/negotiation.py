@@ -1,6 +1,6 @@
 """Which of our formats a client prefers, by its Accept and Accept-Encoding headers."""
 
-from flatout.monitor.export.exporter import Format
+from flatout.monitor.export.text import Format
 
 
 def preferred_format(accept: str) -> Format:

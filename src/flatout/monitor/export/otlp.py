@@ -116,6 +116,7 @@ def _histograms(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list
         elif sample.name.endswith("_sum"):
             sums[labels] = sample.value
     found = []
+    unknown: Any = None  # left out of the message; its type does not say that it may be
     for labels, so_far in by_labels.items():
         ends = sorted(so_far)
         below = [0.0, *(so_far[end] for end in ends[:-1])]
@@ -129,9 +130,8 @@ def _histograms(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list
                 sum=sums.get(labels, 0.0),
                 bucket_counts=counts,
                 explicit_bounds=[end for end in ends if math.isfinite(end)],
-                # Not known, and left out where they are sent.
-                min=math.nan,
-                max=math.nan,
+                min=unknown,
+                max=unknown,
             )
         )
     return found

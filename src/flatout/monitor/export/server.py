@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.monitor.export.address import DEFAULT_LISTEN, DEFAULT_PORT, Address
-from flatout.monitor.export.exporter import CONTENT_TYPES, Exporter
+from flatout.monitor.export.exporter import Exporter
 from flatout.monitor.export.negotiation import preferred_format, wants_gzip
+from flatout.monitor.export.text import CONTENT_TYPES
 from flatout.records.errors import CallerMistake, EnvironmentProblem
 
 # A client that says nothing for so long is gone.
