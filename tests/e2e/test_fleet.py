@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from flatout.records.errors import EnvironmentProblem, UnknownName
 from flatout.records.fleet import Fleet
 from flatout.report.fleet import draw_fleet
 from tests.e2e.conftest import Run
+from tests.e2e.exporting import Exporting, until
+from tests.e2e.test_export_prometheus import keep_writing
 from tests.fakes.planted_fleet import planted
 from tests.fakes.prometheus import PROMETHEUS, WHY_NOT, backfill, serving
 from tests.fakes.terminal import terminal
@@ -197,7 +201,7 @@ def test_labels_of_others_are_shown_and_never_obeyed(server: str, seen: Fleet) -
 
 
 def test_only_what_has_a_label(server: str) -> None:
-    few = read_fleet(server, where=["instance=~node-0[13]:9435"])
+    few = read_fleet(server, where=["instance=~node-0[13]:19838"])
     assert {machine.name for machine in few.machines} == {"node-01", "node-03"}
     assert {kind for kind, _, _ in wrong(few)} == {"idle", "held idle"}
 
@@ -249,3 +253,46 @@ def test_wrong_words_on_the_command_line_are_the_callers_mistake(flatout: Run) -
         assert done.returncode == 2, (words, done.stderr)
         assert said in done.stderr
         assert "secret" not in done.stderr + done.stdout
+
+
+def test_what_a_real_exporter_tells_reaches_the_fleet(tmp_path: Path) -> None:
+    """Three GPUs of which one is lost, and a job whose name Prometheus gives another label."""
+    root = tmp_path / ".flatout"
+    ended = threading.Event()
+    writer = threading.Thread(target=keep_writing, args=(root, ended), daemon=True)
+    writer.start()
+    try:
+        until(lambda: list(root.glob("runs/*/live.json")), "the jobs")
+        with Exporting(tmp_path, "--listen", "127.0.0.1:0", "--runs", str(root), gpus=3) as exporter:
+            until(lambda: exporter.scrape().get(("flatout_device_up", "2")) == 1, "the GPUs")
+            exporter.order("lose", 2)
+            until(lambda: exporter.scrape().get(("flatout_device_up", "2")) == 0, "its loss")
+            (tmp_path / "data").mkdir()
+            with serving(tmp_path / "data", config=SCRAPING % exporter.url.split("/")[2]) as url:
+                fleet = until(lambda: complete(url), "a scrape")
+    finally:
+        ended.set()
+        writer.join(10)
+    (machine,) = fleet.machines
+    assert machine.name == socket.gethostname()
+    assert (machine.gpus, machine.broken) == (3, 1)
+    assert {job.run: job.state for job in fleet.jobs} == {"train-1": "training", "stalled-2": "stalled"}
+    assert fleet.jobs[0].name.startswith("train.py --name")
+    assert fleet.jobs[1].gpus == 2
+    found = {(finding.kind, finding.gpu or finding.run) for finding in fleet.findings}
+    assert {("broken", "2"), ("stalled", "stalled-2"), ("no checkpoint", "train-1")} <= found
+
+
+SCRAPING = """
+global: {scrape_interval: 1s}
+scrape_configs:
+  - {job_name: flatout, static_configs: [{targets: ["%s"]}]}
+"""
+
+
+def complete(url: str) -> Fleet | None:
+    try:
+        found = read_fleet(url, all_devices=True)
+    except EnvironmentProblem:
+        return None
+    return found if found.jobs and found.gpus == 3 else None

@@ -39,7 +39,7 @@ class Gpu:
     # Seconds before now: first and last told of.
     since_s: float = DAY_S
     until_s: float = 0.0
-    port: int = 9435
+    port: int = 19838
 
     @property
     def labels(self) -> dict[str, str]:
@@ -151,7 +151,7 @@ def _clocks(gpu: Gpu, now: float) -> Iterator[Series]:
 
 
 def _job(job: Job, now: float) -> Iterator[Series]:
-    labels = {"instance": f"{job.machine}:9435", "job": "flatout", "run": job.run}
+    labels = {"instance": f"{job.machine}:19838", "job": "flatout", "run": job.run}
     looks = points(now, _FINE_FOR_S, 0.0, 1.0)
     clock = now + job.clock_off_s
     values: dict[str, float | None] = {

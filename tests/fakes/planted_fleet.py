@@ -18,7 +18,7 @@ def planted(now: float) -> Iterator[Series]:
     silent = [Gpu(machine="node-97", index=index, until_s=900.0) for index in range(8)]
     yield from series_of(silent, [], now, targets=False)
     answered = [(at, float(at <= now - 900.0)) for at, _ in points(now, 3600.0, 0.0, 1.0)]
-    yield "up", {"instance": "node-97:9435", "job": "flatout"}, answered
+    yield "up", {"instance": "node-97:19838", "job": "flatout"}, answered
 
 
 def planted_fleet() -> tuple[list[Gpu], list[Job]]:
@@ -44,7 +44,7 @@ def planted_fleet() -> tuple[list[Gpu], list[Job]]:
         # Taken out of Prometheus's list.
         *(Gpu(machine="node-99", index=index, until_s=9000.0) for index in range(2)),
         # Two exporters on one machine.
-        Gpu(machine="node-16", index=7, port=9436),
+        Gpu(machine="node-16", index=7, port=19839),
     ]
     return [*gpus.values(), *elsewhere], list(jobs.values())
 

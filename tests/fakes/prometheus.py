@@ -2,16 +2,20 @@
 
 import contextlib
 import math
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-PROMETHEUS = shutil.which("prometheus")
-PROMTOOL = shutil.which("promtool")
+# On the path, or where `make` unpacks it.
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.prefix) / "tools/usr/bin")))
+PROMETHEUS = shutil.which("prometheus", path=_PATH)
+PROMTOOL = shutil.which("promtool", path=_PATH)
 WHY_NOT = "no Prometheus on this machine (apt-get install prometheus)"
 _PATIENCE_S = 60.0
 

@@ -11,7 +11,25 @@ from flatout.report.fleet import fleet_screen
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flatout.cli.options import Output
     from flatout.records.fleet import Fleet
+
+
+# Servers learn something new every fifteen seconds or so.
+_LEAST_S = 5.0
+
+
+def show_fleet(output: "Output", url: str, every_s: float, *, once: bool) -> None:
+    """As `flatout watch --fleet` does: live, or one look."""
+    from flatout.monitor.fleet.reading import read_fleet
+    from flatout.report.fleet import draw_fleet
+
+    if output.as_json:
+        output.document("fleet", 1, read_fleet(url))
+    elif once:
+        draw_fleet(read_fleet(url), output.console())
+    else:
+        watch_fleet(lambda: read_fleet(url), output.console(), max(every_s, _LEAST_S))
 
 
 def watch_fleet(

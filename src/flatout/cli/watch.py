@@ -66,6 +66,11 @@ _FIRST_LOOK_S = 60.0
     metavar="FOLDER",
     help="Also show jobs of this .flatout folder; can be given again.",
 )
+@click.option(
+    "--fleet",
+    metavar="URL",
+    help="All machines of this Prometheus server instead; more options: flatout fleet --watch.",
+)
 @click.option("--allow-stop", is_flag=True, help="Let the key x end a job, after a question.")
 @click.option(
     "--grace",
@@ -85,6 +90,7 @@ def command(
     record_most: int,
     replay: Path | None,
     roots: tuple[Path, ...],
+    fleet: str | None,
     allow_stop: bool,
     grace: float,
 ) -> int:
@@ -107,12 +113,19 @@ def command(
       flatout watch --record night.jsonl.gz --every 10
       flatout watch --replay night.jsonl.gz
       flatout watch --allow-stop --grace 300
+      flatout watch --fleet http://prometheus:9090
 
     Exits with 0; 2 when a device or option is unknown, 3 when a recording cannot be read or written or the
     view's package is missing (--once needs none).
     """
     from flatout.records.errors import EXIT_DONE
 
+    if fleet is not None:
+        from flatout.cli.fleet_view import show_fleet
+
+        _insist_on_machines_alone(devices, record, replay, roots, allow_stop)
+        show_fleet(output, fleet, every, once=once or not _is_terminal())
+        return EXIT_DONE
     if replay is not None:
         _refuse_together(record, allow_stop)
         _replay(output, replay, every, devices, once)
@@ -154,6 +167,15 @@ def _refuse_together(record: Path | None, allow_stop: bool) -> None:
             f"--replay with {'--record' if record else '--allow-stop'}",
             expected="one or the other: a recording is over",
             remedy="flatout watch --replay FILE",
+        )
+
+
+def _insist_on_machines_alone(*options: object) -> None:
+    if any(options):
+        raise CallerMistake(
+            "--fleet with an option for the GPUs or jobs of this machine",
+            expected="--fleet URL, and no more than --every, --once and --json beside it",
+            remedy="flatout watch --fleet URL, or flatout fleet --help",
         )
 
 

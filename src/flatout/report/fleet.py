@@ -60,19 +60,15 @@ def draw_fleet(fleet: Fleet, console: Console, *, everything: bool = False) -> N
 
 def fleet_screen(fleet: Fleet, *, width: int, height: int, problem: str = "") -> RenderableType:
     """One screen that does not scroll: for a live view. `problem` is why it may be old."""
-    head = list(_head(fleet, width))
+    head = list(_head(fleet, width))[: max(2, height // 3)]
     tail = [_one_line(problem, "bold red", width)] if problem else []
-    room = max(6, height - len(head) - len(tail) - 4)
-    rows = min(len(fleet.machines), max(3, room - min(len(fleet.actions), room // 2) - 1))
-    actions = _compact_actions(fleet.actions, width, max(1, room - rows - 2))
-    return Group(
-        *head,
-        Text(""),
-        _machines(fleet.machines, width, rows),
-        Text(""),
-        *actions,
-        *tail,
-    )
+    # Beside the rows of machines and actions: two empty lines, the table's head, and "and so many more".
+    room = max(2, height - len(head) - len(tail) - (4 if width >= NARROW else 3))
+    wanted = min(max(1, len(fleet.actions)), max(1, room // 2))
+    rows = max(1, min(len(fleet.machines), room - wanted))
+    actions = _compact_actions(fleet.actions, width, max(1, room - rows))
+    machines = _machines(fleet.machines, width, rows)
+    return Group(*head, Text(""), machines, Text(""), *actions, *tail)
 
 
 def _head(fleet: Fleet, width: int) -> Iterator[Text]:
@@ -170,7 +166,7 @@ def _hang(mark: str, text: Text, console: Console) -> None:
 def _compact_actions(actions: Sequence[FleetAction], width: int, room: int) -> list[Text]:
     if not actions:
         return [line("nothing to do", "green")]
-    shown = actions[: room if len(actions) <= room else max(1, room - 1)]
+    shown = actions[: room if len(actions) <= room or room < 2 else room - 1]
     lines = []
     for number, action in enumerate(shown, 1):
         text = Text.assemble(
@@ -180,7 +176,7 @@ def _compact_actions(actions: Sequence[FleetAction], width: int, room: int) -> l
             line(action.says),
         )
         lines.append(_cut(text, width))
-    if len(shown) < len(actions):
+    if len(shown) < len(actions) and room > 1:
         lines.append(_one_line(f"and {len(actions) - len(shown)} more", "dim", width))
     return lines
 

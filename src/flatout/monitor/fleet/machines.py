@@ -20,7 +20,7 @@ def machine_names(instances: Iterable[str], nodes: Iterable[Row], dcgm: Iterable
 
 
 def host_of(instance: str) -> str:
-    """An instance without its port: `node-1:9435`, `[::1]:9435`."""
+    """An instance without its port: `node-1:19838`, `[::1]:19838`."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     host, colon, port = instance.rpartition(":")
