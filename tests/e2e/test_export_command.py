@@ -3,11 +3,15 @@
 import json
 import re
 import socket
+import sys
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.detached import Detached
 from tests.e2e.conftest import Run
 from tests.e2e.exporting import Exporting, until
 
@@ -91,6 +95,50 @@ def test_it_serves_until_sigterm_and_then_leaves_nothing(tmp_path: Path) -> None
 def test_a_wider_address_warns(tmp_path: Path) -> None:
     with Exporting(tmp_path, "--listen", "0.0.0.0:0", gpus=1) as running:
         assert len(running.started["warnings"]) == 2
+
+
+TRAINING = """
+import time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(100_000):
+    loss = model(torch.ones(8, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+"""
+
+
+def test_a_real_job_under_flatout_run_is_found_and_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    words = (sys.executable, "-m", "flatout", "run", "--as-written", "train.py")
+    job = Detached(tmp_path, *words, FLATOUT_CACHE_DIR=str(tmp_path / "cache"))
+    try:
+        with Exporting(tmp_path, *ANY_PORT, "--every", "0.5", gpus=1) as running:
+
+            def updates() -> float:
+                return sum(
+                    n for (name, _), n in running.scrape().items() if name == "flatout_job_updates_total"
+                )
+
+            before = until(updates, "its updates, without having been told where it runs")
+            until(lambda: updates() > before, "more of them")
+            with urllib.request.urlopen(running.url, timeout=20) as answer:
+                text = answer.read().decode()
+    finally:
+        job.end()
+    assert re.search(r'flatout_job_info{host=".*",job="train.py",run=".*",user=".*"} 1.0', text)
+    assert re.search(r'flatout_job_state{run=".*",state="training"} 1.0', text)
+    assert re.search(r'flatout_job_step_seconds_bucket{le="\+Inf",run=".*"} [1-9]', text)
+    assert re.search(r'flatout_job_rank_updates_total{rank="0",run=".*"} [1-9]', text)
+
+
+def test_many_scrapes_at_once_all_succeed_while_frames_change(exporting: Exporting) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: exporting.scrape(), range(200)))
+    assert all(values["flatout_device_up", "0"] == 1 for values in answers)
+    assert exporting.scrape()["flatout_exporter_errors_total", "devices"] == 0
 
 
 # Faults while it runs ---------------------------------------------------------------------------------------

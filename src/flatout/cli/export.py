@@ -148,7 +148,8 @@ def _request(
 
 
 def _export(output: Output, request: "ExportRequest", *, once: bool) -> None:
-    from flatout.monitor.export.running import FIRST_LOOK_S, exporter_for, run_export, run_once, sampled
+    from flatout.monitor.export.running import FIRST_LOOK_S, exporter_for, run_export, run_once
+    from flatout.monitor.sampling import MachineSampler
     from flatout.records.exporting import ExportStarted
 
     def say(started: ExportStarted) -> None:
@@ -162,7 +163,7 @@ def _export(output: Output, request: "ExportRequest", *, once: bool) -> None:
             if place:
                 output.notice(f"exporting to {place}" if place != started.url else f"serving {place}")
 
-    with sampled(request) as sampler:
+    with MachineSampler(every_s=request.every_s, roots=request.roots) as sampler:
         exporter = exporter_for(request, sampler.frame)
         if once:
             with output.progress("looking at this machine"):

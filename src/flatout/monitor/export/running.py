@@ -5,7 +5,7 @@ import dataclasses
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from flatout.hardware.catalogue import hour_price, price_table
@@ -19,7 +19,6 @@ from flatout.monitor.export.otlp import OtlpPush
 from flatout.monitor.export.repeated import Repeated
 from flatout.monitor.export.server import MetricsServer, Security
 from flatout.monitor.export.textfile import Textfile
-from flatout.monitor.sampling import MachineSampler
 from flatout.records.device import Device
 from flatout.records.exporting import ExportStarted
 from flatout.records.watching import Frame
@@ -41,15 +40,6 @@ class ExportRequest:
     otlp_url: str = ""
     dcgm_names: bool = False
     limits: LabelLimits = dataclasses.field(default_factory=LabelLimits)
-
-
-@contextlib.contextmanager
-def sampled(request: ExportRequest) -> Iterator[MachineSampler]:
-    """The machine, looked at all the time."""
-    from flatout.runtime.live_jobs import live_jobs
-
-    with MachineSampler(every_s=request.every_s, roots=request.roots, live_jobs=live_jobs) as sampler:
-        yield sampler
 
 
 def exporter_for(request: ExportRequest, frame: Callable[[], Frame]) -> Exporter:

@@ -1,7 +1,7 @@
 """Families as the text that scrapers read.
 
-prometheus_client writes the same, byte for byte, and takes several times as long: with a thousand GPUs, most of
-a second. Here what a sample's labels look like is worked out once, not once a metric.
+prometheus_client writes the same, byte for byte, and takes several times as long: with a thousand GPUs,
+most of a second. Here what a sample's labels look like is worked out once, not once a metric.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What comes with the exporter: manifests that ask for little, a unit that systemd accepts, pages that agree."""
+"""What comes with the exporter: manifests that ask for little, a unit that systemd accepts, true pages."""
 
 import json
 import re
