@@ -278,7 +278,7 @@ def test_what_a_real_exporter_tells_reaches_the_fleet(tmp_path: Path) -> None:
     assert (machine.gpus, machine.broken) == (3, 1)
     assert {job.run: job.state for job in fleet.jobs} == {"train-1": "training", "stalled-2": "stalled"}
     assert fleet.jobs[0].name.startswith("train.py --name")
-    assert fleet.jobs[1].gpus == 2
+    assert fleet.jobs[0].gpus == 2
     found = {(finding.kind, finding.gpu or finding.run) for finding in fleet.findings}
     assert {("broken", "2"), ("stalled", "stalled-2"), ("no checkpoint", "train-1")} <= found
 

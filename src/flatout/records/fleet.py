@@ -194,11 +194,13 @@ class FleetAction:
     command: str
     query: str
     findings: int
-    # What it costs if nothing is done until this time tomorrow, at most where `says` says so.
+    # What it costs if nothing is done until this time tomorrow.
     gpu_hours_a_day: float
     usd_a_day: float | None
     # A single loss, not one that goes on.
     is_risk: bool = False
+    # An upper bound: nobody knows what an unseen machine does, or how much of a floor can be reached.
+    is_at_most: bool = False
 
     @property
     def is_urgent(self) -> bool:

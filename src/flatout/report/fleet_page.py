@@ -15,6 +15,7 @@ from flatout.report.fleet_words import (
     machine_waste,
     money,
     share,
+    span,
     waste_line,
     waste_parts,
     watts,
@@ -44,7 +45,7 @@ KEYS = (
     ("nobody", "idle"),
     ("hot", "throttled"),
     ("low", "underused"),
-    ("broken", "broken or gone"),
+    ("broken", "broken, gone or out of reach"),
     ("unknown", "not known"),
 )
 
@@ -71,7 +72,7 @@ def fleet_page(fleet: Fleet) -> str:
             # Without the scheme: a page that names an address looks as if it went there.
             server=fleet.server.partition("://")[2],
             asked=f"{asked:%Y-%m-%d %H:%M} UTC",
-            window=age(fleet.over_s),
+            window=span(fleet.over_s),
             counts=counted(fleet),
             actions=[(action, worth(action)) for action in fleet.actions[:_ACTIONS]],
             more_actions=max(0, len(fleet.actions) - _ACTIONS),
@@ -122,15 +123,19 @@ def waste_picture(fleet: Fleet) -> Stack | None:
     ]
     used = max(0.0, paid - sum(part.size for part in parts))
     parts.insert(0, Part("busy", "some kernel ran", used, say(used), percent(used / paid)))
-    bar = Bar(f"paid in {age(fleet.over_s)}", say(paid), pieces(parts, paid), is_main=True)
+    bar = Bar(f"paid in {span(fleet.over_s)}", say(paid), pieces(parts, paid), is_main=True)
     return Stack([bar], [part for part in parts if part.size])
 
 
 def _square(device: FleetDevice, finding: FleetFinding | None) -> Square:
     running = device.kernel_running_share
-    known = running is not None or device.state != "up"
-    kind = _SQUARE_KINDS.get(finding.kind, "busy") if finding else "busy" if known else "unknown"
-    words = finding.says if finding else f"a kernel runs {share(running)} of the time"
+    if finding is not None:
+        kind, words = _SQUARE_KINDS.get(finding.kind, "busy"), finding.says
+    elif device.state != "up":
+        kind, words = "broken", "nobody sees it"
+    else:
+        kind = "unknown" if running is None else "busy"
+        words = f"a kernel runs {share(running)} of the time"
     return Square(
         kind=kind,
         fill=round(100 * (running or 0.0), 1),

@@ -34,7 +34,9 @@ def worth(action: FleetAction) -> str:
     if not action.gpu_hours_a_day:
         return ""
     amount = money(action.usd_a_day) if action.usd_a_day is not None else hours(action.gpu_hours_a_day)
-    return f"{amount} at risk" if action.is_risk else f"{amount} a day"
+    if action.is_risk:
+        return f"{amount} at risk"
+    return f"{'up to ' if action.is_at_most else ''}{amount} a day"
 
 
 def counted(fleet: Fleet) -> list[tuple[FindingKind, str]]:
@@ -55,7 +57,7 @@ def waste_line(fleet: Fleet) -> str:
     """Paid and not used in the window, by why, each hour once."""
     waste = fleet.waste
     if not waste.paid_gpu_hours:
-        return f"nothing is known of the last {age(fleet.over_s)}"
+        return f"nothing is known of the last {span(fleet.over_s)}"
     in_money = waste.paid_usd > 0
     whole, of = (waste.usd, waste.paid_usd) if in_money else (waste.gpu_hours, waste.paid_gpu_hours)
     say = money if in_money else hours
@@ -66,7 +68,7 @@ def waste_line(fleet: Fleet) -> str:
     ]
     unpriced = f"; {waste.unpriced_gpus} GPUs without a price" if in_money and waste.unpriced_gpus else ""
     detail = f": {', '.join(parts)}" if parts and whole else ""
-    return f"{say(whole)} of {say(of)} in {age(fleet.over_s)} ({percent(whole / of)}){detail}{unpriced}"
+    return f"{say(whole)} of {say(of)} in {span(fleet.over_s)} ({percent(whole / of)}){detail}{unpriced}"
 
 
 def waste_parts(fleet: Fleet, *, in_money: bool) -> list[tuple[str, float]]:
@@ -98,6 +100,11 @@ def machine_waste(machine: FleetMachine) -> str:
     if machine.wasted_usd is not None:
         return money(machine.wasted_usd)
     return hours(machine.wasted_gpu_hours) if machine.wasted_gpu_hours is not None else "?"
+
+
+def span(seconds: float) -> str:
+    """A window: `24 h`, `7 d`, `30 min`."""
+    return f"{seconds / 3600:g} h" if 3600 <= seconds <= 48 * 3600 else age(seconds)
 
 
 def share(value: float | None) -> str:

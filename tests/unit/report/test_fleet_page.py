@@ -180,7 +180,7 @@ def test_without_prices_hours_are_told() -> None:
     free = fleet()
     waste = FleetWaste(idle_gpu_hours=12.0, paid_gpu_hours=48.0, unpriced_gpus=2)
     free = dataclasses.replace(free, waste=waste)
-    assert waste_line(free).startswith("12.0 GPU h of 48.0 GPU h in 1 d (25 %)")
+    assert waste_line(free).startswith("12.0 GPU h of 48.0 GPU h in 24 h (25 %)")
     action = dataclasses.replace(free.actions[0], usd_a_day=None, gpu_hours_a_day=24.0)
     assert worth(action) == "24.0 GPU h a day"
     assert [money(usd) for usd in (0.0, 0.42, 24.3, 12345.6)] == ["$0", "$0.42", "$24", "$12,346"]

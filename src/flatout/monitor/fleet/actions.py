@@ -13,6 +13,7 @@ from flatout.records.fleet import URGENT, FindingKind, FleetAction, FleetFinding
 _DAY_H = 24.0
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}")
 _NAMED = 8
+_AT_MOST: tuple[FindingKind, ...] = ("unreachable", "underused", "throttled")
 
 
 def ranked_actions(findings: Iterable[FleetFinding], jobs: Sequence[FleetJob]) -> tuple[FleetAction, ...]:
@@ -56,6 +57,7 @@ def _action(group: Sequence[FleetFinding], names: Mapping[str, str]) -> FleetAct
         gpu_hours_a_day=hours,
         usd_a_day=first.usd_at_risk if is_risk else usd,
         is_risk=is_risk,
+        is_at_most=first.kind in _AT_MOST,
     )
 
 

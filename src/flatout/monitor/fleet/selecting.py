@@ -26,7 +26,7 @@ def selector(metric: str, matchers: Iterable[str] = (), **labels: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which series are meant: those with these matchers (`cluster="a"`), of these devices if any are named."""
+    """Which series are meant: those with these matchers (`cluster="a"`), of these devices if any is named."""
 
     where: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
