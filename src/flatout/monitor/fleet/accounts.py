@@ -15,6 +15,7 @@ def machines_of(
     jobs: Iterable[FleetJob],
     names: Mapping[str, str],
     states: Mapping[str, FleetMachineState],
+    over_s: float,
 ) -> tuple[FleetMachine, ...]:
     """Every machine with a GPU, those that waste most first."""
     by_machine: dict[str, list[FleetDevice]] = {}
@@ -24,26 +25,26 @@ def machines_of(
     for job in jobs:
         busy[job.machine] = busy.get(job.machine, 0) + 1
     made = [
-        _machine(name, held, busy.get(name, 0), names, states.get(name, "up"))
+        _machine(name, held, busy.get(name, 0), names, states.get(name, "up"), over_s)
         for name, held in by_machine.items()
     ]
     return tuple(sorted(made, key=_pressing))
 
 
-def waste_of(devices: Sequence[FleetDevice]) -> FleetWaste:
+def waste_of(devices: Sequence[FleetDevice], over_s: float) -> FleetWaste:
     """Where paid hours went, of all GPUs; each hour is counted once."""
     sums = dict.fromkeys((field.name for field in dataclasses.fields(FleetWaste)), 0.0)
     for device in devices:
-        for name, seconds in _shares(device).items():
+        for name, seconds in _shares(device, over_s).items():
             sums[f"{name}_gpu_hours"] += seconds / _HOUR_S
             sums[f"{name}_usd"] += (device.usd_per_hour or 0.0) * seconds / _HOUR_S
     unpriced = sum(device.usd_per_hour is None for device in devices)
     return FleetWaste(**{**sums, "unpriced_gpus": unpriced})  # type: ignore[arg-type]
 
 
-def _shares(device: FleetDevice) -> dict[str, float]:
+def _shares(device: FleetDevice, over_s: float) -> dict[str, float]:
     """Seconds by why: idle while held is a part of idle, and what clocks lose is a part of the rest."""
-    gone_s = device.gone_s or 0.0
+    gone_s = min(device.gone_s or 0.0, over_s)
     idle_s = device.idle_s or 0.0
     held_s = min(idle_s, device.idle_held_s or 0.0)
     return {
@@ -61,12 +62,14 @@ def _machine(
     jobs: int,
     names: Mapping[str, str],
     state: FleetMachineState,
+    over_s: float,
 ) -> FleetMachine:
-    wasted = [device.wasted_s for device in devices if device.wasted_s is not None]
+    known = [(device, min(device.wasted_s, over_s)) for device in devices if device.wasted_s is not None]
+    wasted = [seconds for _, seconds in known]
     dollars = [
-        device.usd_per_hour * device.wasted_s / _HOUR_S
-        for device in devices
-        if device.wasted_s is not None and device.usd_per_hour is not None
+        device.usd_per_hour * seconds / _HOUR_S
+        for device, seconds in known
+        if device.usd_per_hour is not None
     ]
     return FleetMachine(
         name=name,

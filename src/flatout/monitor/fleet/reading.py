@@ -28,8 +28,10 @@ from flatout.monitor.fleet.selecting import Scope, quoted
 from flatout.monitor.fleet.server import Access, Server
 from flatout.records.errors import CallerMistake, EnvironmentProblem, UnknownName
 from flatout.records.fleet import Fleet, FleetDevice, FleetFinding, FleetJob, FleetMachineState
+from flatout.records.words import age
 
 DAY_S = 86400.0
+SHORTEST_S, LONGEST_S = 300.0, 90 * DAY_S
 # A server answers a few questions at a time as fast as many, and others want answers, too.
 _AT_ONCE = 4
 # So many devices are named in one query.
@@ -57,6 +59,12 @@ def read_fleet(
     Raises CallerMistake where the address cannot be right or we are not let in, EnvironmentProblem where
     nobody answers or nothing is known. A single question that is refused is noted, and the rest is told.
     """
+    if not SHORTEST_S <= over_s <= LONGEST_S:
+        raise CallerMistake(
+            f"a window of {over_s:g} s",
+            expected=f"between {age(SHORTEST_S)} and {age(LONGEST_S)}: enough looks, and often enough",
+            remedy="--over 24h",
+        )
     access = Access(url=url, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
     look = _Look(Server(access), Questions(over_s=over_s, scope=Scope(where=tuple(map(_matcher, where)))))
     return look.fleet(job, all_devices=all_devices)
@@ -97,13 +105,13 @@ class _Look:
             server=self._server.url,
             asked_at_unix_s=self._now,
             over_s=self._questions.over_s,
-            machines=machines_of(devices, jobs, names, states),
+            machines=machines_of(devices, jobs, names, states, self._questions.over_s),
             devices=shown,
             devices_left_out=len(devices) - len(shown),
             jobs=tuple(jobs),
             findings=findings,
             actions=ranked_actions(findings, jobs),
-            waste=waste_of(devices),
+            waste=waste_of(devices, self._questions.over_s),
             gpus=sum(device.state != "gone" for device in devices),
             job=job,
             prices=prices,
@@ -246,7 +254,12 @@ def _chosen(jobs: Sequence[FleetJob], wanted: str) -> list[FleetJob]:
     fitting = [job for job in jobs if job.run.startswith(wanted)]
     fitting = fitting or [job for job in jobs if wanted in job.name]
     if not fitting:
-        raise UnknownName("job", wanted, [job.run for job in jobs], remedy="flatout fleet lists all jobs")
+        raise UnknownName(
+            "job",
+            wanted,
+            [job.run for job in jobs],
+            remedy="the beginning of a run's id, or a part of a job's name",
+        )
     return fitting
 
 

@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
+from flatout.cli.commands import COMMANDS
 from flatout.monitor.fleet.accounts import machines_of, waste_of
 from flatout.monitor.fleet.actions import command_for, ranked_actions
 from flatout.monitor.fleet.device_findings import device_findings
 from flatout.monitor.fleet.job_findings import job_findings
 from flatout.monitor.fleet.jobs import pace_of_the_others
+from flatout.monitor.fleet.reading import read_fleet
+from flatout.records.errors import CallerMistake
 from flatout.records.fleet import FleetDevice, FleetFinding, FleetJob, FleetRank
+from flatout.report.fleet_words import PLURALS
 
 GIB = float(1 << 30)
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -243,7 +247,8 @@ def test_hours_are_split_by_why_and_each_is_counted_once() -> None:
             device(idle_s=10 * HOUR_S, idle_held_s=4 * HOUR_S),
             device(state="gone", gone_s=2 * HOUR_S, present_s=None, idle_s=None),
             device(throttled_lost_s=HOUR_S, usd_per_hour=None),
-        ]
+        ],
+        DAY_S,
     )
     assert (waste.idle_gpu_hours, waste.held_idle_gpu_hours, waste.broken_gpu_hours) == (6, 4, 2)
     assert (waste.throttled_gpu_hours, waste.paid_gpu_hours) == (1, 50)
@@ -252,7 +257,27 @@ def test_hours_are_split_by_why_and_each_is_counted_once() -> None:
 
 def test_a_machine_of_which_nothing_is_known_says_so() -> None:
     bare = FleetDevice(machine="a", instance="a:1", gpu="0", uuid="GPU-0", name="", source="dcgm-exporter")
-    (machine,) = machines_of([bare], [], {"a:1": "a"}, {})
+    (machine,) = machines_of([bare], [], {"a:1": "a"}, {}, DAY_S)
     assert machine.kernel_running_share is None
     assert machine.wasted_usd is None
     assert machine.unknown["power_w"]
+
+
+def test_what_was_lost_before_the_window_is_not_in_its_bill() -> None:
+    gone = device(state="gone", gone_s=30 * DAY_S, present_s=None, idle_s=None)
+    assert waste_of([gone], HOUR_S).usd == 2.0
+    (machine,) = machines_of([gone], [], {"a:1": "a"}, {}, HOUR_S)
+    assert machine.wasted_usd == 2.0
+
+
+def test_every_command_that_is_offered_exists() -> None:
+    for kind in PLURALS:
+        words = command_for(kind, "run-1").split()
+        assert words[0] == "flatout"
+        assert words[1] in COMMANDS
+
+
+@pytest.mark.parametrize("over_s", [0.0, 20.0, 1000 * DAY_S, float("inf"), float("nan")])
+def test_a_window_of_no_use_is_refused_before_anybody_is_asked(over_s: float) -> None:
+    with pytest.raises(CallerMistake, match="a window of"):
+        read_fleet("http://no-such-host.invalid", over_s=over_s)

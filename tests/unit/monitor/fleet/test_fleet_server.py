@@ -2,6 +2,9 @@
 
 import contextlib
 import http.server
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +24,9 @@ TIME = (
 
 
 @contextlib.contextmanager
-def answering(answer: Callable[[Handler], None]) -> Iterator[str]:
+def answering(
+    answer: Callable[[Handler], None], *, certificate: Path | None = None, key: Path | None = None
+) -> Iterator[str]:
     """A server on this machine that answers each question in this way."""
 
     class Answers(Handler):
@@ -35,10 +40,15 @@ def answering(answer: Callable[[Handler], None]) -> Iterator[str]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' * (certificate is not None)}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         thread.join()
@@ -220,3 +230,15 @@ def test_labels_are_cut_before_anybody_reads_them() -> None:
         rows_of(f'{{"status":"success","data":{{"resultType":"vector","result":[{series}]}}}}'.encode()) or []
     )
     assert len(row.label("host")) < 300
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_is_verified_and_ones_own_authority_can_be_named(tmp_path: Path) -> None:
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext"
+    made = [*words.split(), "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", "key", "-out", "cert"]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    with answering(says(200, TIME), certificate=tmp_path / "cert", key=tmp_path / "key") as url:
+        with pytest.raises(EnvironmentProblem, match="--ca-file") as refused:
+            Server(Access(url=url)).now()
+        assert "cannot be trusted" in refused.value.received
+        assert Server(Access(url=url, ca_file=tmp_path / "cert")).now() == 1700000000
