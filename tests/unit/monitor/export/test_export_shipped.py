@@ -45,7 +45,20 @@ def test_kubernetes_own_models_know_every_field_of_the_pods() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="the extra launch is not installed")
     template = manifests("flatout-export.yaml")["DaemonSet"]["spec"]["template"]
     # A field that they do not know would not come back.
-    assert models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict() == template
+    back = models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict()
+    assert leaves(template).items() <= leaves(back).items()
+    misspelt = {"spec": {**template["spec"], "hostPId": True}}
+    assert (
+        not leaves(misspelt).items()
+        <= leaves(models.IoK8sApiCoreV1PodTemplateSpec.from_dict(misspelt).to_dict()).items()
+    )
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {at: one for key, each in pairs for at, one in leaves(each, f"{path}/{key}").items()}
+    return {path: value}
 
 
 def test_manifests_select_and_name_the_same_things() -> None:
