@@ -132,7 +132,26 @@ def jobs(began: float) -> list[LiveJob]:
 
 
 @pytest.fixture(scope="module")
-def ask(exporting: Exporting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporting]:
+    """One more exporter, behind TLS and a token."""
+    folder = tmp_path_factory.mktemp("guarded")
+    words = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    )
+    subprocess.run(
+        [*words.split(), "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    (folder / "token").write_text("s3cret-of-a-scraper\n")
+    secure = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--token-file", "token")
+    with Exporting(folder, "--listen", "127.0.0.1:0", *secure, gpus=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ask(guarded: Exporting, exporting: Exporting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """A real server that has scraped for a while; asks its API."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((SHIPPED / "prometheus/prometheus.yml").read_text())
@@ -141,6 +160,15 @@ def ask(exporting: Exporting, tmp_path_factory: pytest.TempPathFactory) -> Itera
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [
         urllib.parse.urlparse(exporting.url).netloc
     ]
+    config["scrape_configs"].append(
+        {
+            "job_name": "guarded",
+            "scheme": "https",
+            "authorization": {"credentials_file": str(guarded.folder / "token")},
+            "tls_config": {"ca_file": str(guarded.folder / "cert.pem")},
+            "static_configs": [{"targets": [urllib.parse.urlparse(guarded.url).netloc]}],
+        }
+    )
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -215,8 +243,10 @@ def test_dashboards_ask_only_for_metrics_that_exist() -> None:
 
 
 def test_the_server_has_every_metric_and_no_trouble_with_any(ask: Ask) -> None:
-    [target] = ask("targets")["activeTargets"]
-    assert (target["health"], target["lastError"]) == ("up", "")
+    targets = {
+        one["labels"]["job"]: (one["health"], one["lastError"]) for one in ask("targets")["activeTargets"]
+    }
+    assert targets == {"flatout": ("up", ""), "guarded": ("up", "")}, "over TLS with a token, too"
     names = set(ask("label/__name__/values"))
     # A server has no use for these until something happens, or no fake GPU has them.
     without = {"flatout_exporter_labels_dropped_total", "flatout_device_xid_last", "flatout_device_fan_ratio"}

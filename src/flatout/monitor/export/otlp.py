@@ -1,5 +1,6 @@
 """The same metrics pushed to an OpenTelemetry collector (OTLP over HTTP)."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -38,22 +39,40 @@ class OtlpPush:
         )
         self._url = url
         self._since_ns = time.time_ns()
+        self._said = _LastWords()
+        self._log = logging.getLogger("opentelemetry")
+        self._propagated, self._log.propagate = self._log.propagate, False
+        self._log.addHandler(self._said)
 
     def push(self, metrics: Sequence[Metric]) -> None:
         """One export of everything."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         data = as_otlp(metrics, self._resource, self._since_ns, time.time_ns())
+        self._said.text = ""
         if self._exporter.export(data) is not MetricExportResult.SUCCESS:
+            why = f": {self._said.text}" if self._said.text else ""
             raise EnvironmentProblem(
-                f"the collector at {self._url} did not take the metrics",
+                f"the collector at {self._url} did not take the metrics{why}",
                 expected="an OpenTelemetry collector that takes OTLP over HTTP",
                 remedy="look at the collector's log; its path for metrics is usually /v1/metrics",
             )
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back, and the SDK its voice."""
         self._exporter.shutdown()
+        self._log.removeHandler(self._said)
+        self._log.propagate = self._propagated
+
+
+class _LastWords(logging.Handler):
+    """What the SDK says of a failure becomes part of our error, instead of lines beside it."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the first line of one export: those that follow say that it was tried again."""
+        self.text = self.text or record.getMessage()
 
 
 def as_otlp(metrics: Sequence[Metric], resource: Any, since_ns: int, now_ns: int) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def exposure(address: Address | None, security: Security) -> tuple[str, ...]:
 
 
 class _Troubles:
-    """Counts what goes wrong, and says it once for each part until it goes well again or changes."""
+    """Counts what goes wrong, and says it once a part, until that part has other troubles."""
 
     def __init__(self, exporter: Exporter, tell: Callable[[str], None]) -> None:
         self._exporter = exporter
@@ -120,10 +121,11 @@ class _Troubles:
 
         def failed(error: Exception) -> None:
             self._exporter.failed(part)
-            said = str(error)
-            if self._told.get(part) != said:
-                self._told[part] = said
-                self._tell(said)
+            # Seconds, ports and sizes that change from time to time make no other trouble of it.
+            kind = re.sub(r"[\d.]+", "", str(error))
+            if self._told.get(part) != kind:
+                self._told[part] = kind
+                self._tell(str(error))
 
         return failed
 

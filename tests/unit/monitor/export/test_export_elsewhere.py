@@ -137,13 +137,16 @@ def test_a_collector_gets_gauges_sums_and_histograms(collector: Collector) -> No
     assert len(steps.bucket_counts) == len(steps.explicit_bounds) + 1
 
 
-def test_a_collector_that_refuses_is_an_error(collector: Collector) -> None:
+def test_a_collector_that_refuses_is_an_error_and_the_sdk_says_nothing_beside_it(
+    collector: Collector, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
     collector.code = 400
     push = OtlpPush(f"http://127.0.0.1:{collector.server_port}/v1/metrics", "box")
-    with pytest.raises(EnvironmentProblem, match="did not take"):
+    with pytest.raises(EnvironmentProblem, match=r"did not take the metrics: .*400"):
         push.push(exporter().collect())
     push.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import yaml
 from flatout.monitor.export.address import DEFAULT_LISTEN, DEFAULT_PORT
 from flatout.monitor.export.catalogue import SPECS
 from flatout.monitor.export.dcgm import DCGM_METRICS
+from flatout.monitor.export.labels import LabelLimits
 from flatout.monitor.export.shipped import shipped_files
 from flatout.records.version import __version__
 
@@ -38,6 +39,26 @@ def test_the_pods_have_no_rights_that_they_do_not_need() -> None:
     assert not any(key.startswith("nvidia.com/") for key in container["resources"]["limits"]), "takes no GPU"
     assert "--token-file" in container["args"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_kubernetes_own_models_know_every_field_of_the_pods() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="the extra launch is not installed")
+    template = manifests("flatout-export.yaml")["DaemonSet"]["spec"]["template"]
+    # A field that they do not know would not come back.
+    back = models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict()
+    assert leaves(template).items() <= leaves(back).items()
+    misspelt = {"spec": {**template["spec"], "hostPId": True}}
+    assert (
+        not leaves(misspelt).items()
+        <= leaves(models.IoK8sApiCoreV1PodTemplateSpec.from_dict(misspelt).to_dict()).items()
+    )
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {at: one for key, each in pairs for at, one in leaves(each, f"{path}/{key}").items()}
+    return {path: value}
 
 
 def test_manifests_select_and_name_the_same_things() -> None:
@@ -113,6 +134,13 @@ def test_the_page_lists_every_alert_and_every_name_of_dcgm() -> None:
     assert set(re.findall(r"`(DCGM_FI_(?:DEV|PROF)_\w+)`", _page())) == {
         one.spec.name for one in DCGM_METRICS
     }
+
+
+def test_the_page_names_the_limits_as_they_are() -> None:
+    limits = LabelLimits()
+    assert f"{limits.jobs} jobs" in _page()
+    assert f"{limits.ranks} ranks" in _page()
+    assert f"{limits.reasons} reasons" in _page()
 
 
 def _page() -> str:
