@@ -12,12 +12,16 @@ from flatout.hardware.power_limits import PowerControls, PowerRefused
 from flatout.monitor.power.custody import PowerCustody, SomebodyElse
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     folder, limit_mw = Path(sys.argv[1]), int(sys.argv[2])
     silence_s = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
     device = NvidiaSource().discover().devices[0]
     controls = PowerControls([NvidiaPowerControl()])
-    say = lambda text: print(text, flush=True)  # noqa: E731
     with PowerCustody(controls, folder=folder, notice=say, silence_s=silence_s) as custody:
         custody.take(device)
         custody.set(device, limit_mw)

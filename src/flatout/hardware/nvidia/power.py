@@ -1,4 +1,4 @@
-"""How much an NVIDIA GPU may draw, through NVML. Setting it takes root, or a container that was given the right."""
+"""How much an NVIDIA GPU may draw, through NVML. Setting it takes root, or the right in a container."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

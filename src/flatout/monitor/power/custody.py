@@ -137,7 +137,7 @@ class PowerCustody:
         return limits
 
     def set(self, device: Device, limit_mw: int) -> None:
-        """Change a limit that was taken. Raises PowerRefused, or SomebodyElse where it is not ours any more."""
+        """Change a limit that was taken. Raises PowerRefused, or SomebodyElse where it is not ours now."""
         held = self._held[device.uuid or ""]
         control = self._controls.for_device(device)
         self.check(device)

@@ -1,8 +1,8 @@
 """A process that outlives the command which changes limits, and puts them back when that one is gone.
 
-It is in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it. Its standard input is a
-pipe from the command: a byte now and then says that all is well, `done` that the command has put everything
-back itself. An end without that word, a long silence, or SIGTERM: the limits are put back from here.
+It is in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it. Its standard input
+is a pipe from the command: a byte now and then says that all is well, another that the command has put
+everything back itself. An end without that one, a long silence, or SIGTERM: limits are put back from here.
 """
 
 import contextlib
