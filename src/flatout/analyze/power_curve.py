@@ -1,4 +1,4 @@
-"""Which power cap costs least: energy and pace under each cap, against those under the limit that was found."""
+"""Which power cap costs least: energy and pace under each, against those under the limit that was found."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def best_cap(points: Sequence[PowerPoint], bound: float) -> Best:
         tried = len(points) - 1
         return Best(
             cap_mw=base.cap_mw,
-            reason=f"none of {tried} lower caps saves more than {WORTH_IT:.0%} within a slowdown of {bound:.1%}"
+            reason=f"none of {tried} caps saves more than {WORTH_IT:.0%} within a slowdown of {bound:.1%}"
             if tried
             else "no lower cap could be tried",
         )

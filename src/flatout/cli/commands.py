@@ -35,6 +35,12 @@ COMMANDS: dict[str, CommandEntry] = {
     "batch": CommandEntry("flatout.cli.batch", "The batch size at the knee of throughput."),
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
+    "power": CommandEntry(
+        "flatout.cli.power", "The power cap that costs least energy, and a guard against heat."
+    ),
+    "cost": CommandEntry(
+        "flatout.cli.cost", "Dollars a step, a token, an epoch, and GPU hours paid and not used."
+    ),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),

@@ -146,8 +146,8 @@ def _warning(course: ThermalForecast, sample: DeviceSample) -> str:
     if course.course == "at the limit":
         return f"{sample.temperature_c} °C: clocks fall from {(course.limit_c or 0) + MARGIN_C} °C on"
     return (
-        f"{sample.temperature_c} °C and rising: {course.limit_c} °C in about {course.reaches_in_s or 0:.0f} s; "
-        f"clocks fall from {(course.limit_c or 0) + MARGIN_C} °C on"
+        f"{sample.temperature_c} °C and rising: {course.limit_c} °C in about "
+        f"{course.reaches_in_s or 0:.0f} s; clocks fall from {(course.limit_c or 0) + MARGIN_C} °C on"
     )
 
 

@@ -24,7 +24,7 @@ def watched(job: Job, pairs: Sequence[Pair], wanted: Collection[int] = ()) -> Wa
     live = live_reader(job)
     devices = _own_devices(job, pairs, live(), wanted)
     _refuse_shared(job, pairs, devices)
-    return Watched(name=job.name, devices=tuple(devices), live=live, is_alive=lambda: _is_alive(job, live))
+    return Watched(name=job.name, devices=tuple(devices), live=live, is_alive=lambda: _is_alive(job))
 
 
 def live_reader(job: Job) -> Callable[[], LiveJob | None]:
@@ -137,9 +137,7 @@ def _refuse_shared(job: Job, pairs: Sequence[Pair], devices: Sequence[Device]) -
             )
 
 
-def _is_alive(job: Job, live: Callable[[], LiveJob | None]) -> bool:
-    if job.run_folder is not None and live() is None:
-        return False
+def _is_alive(job: Job) -> bool:
     try:
         process = psutil.Process(job.main.pid)
         return process.status() != psutil.STATUS_ZOMBIE

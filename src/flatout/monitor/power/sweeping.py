@@ -133,7 +133,7 @@ class Sweep:
             return
         for device, limits in zip(self._job.devices, self._limits, strict=True):
             self._custody.keep(device, min(limits.within(best_mw), limits.limit_mw))
-        self._applied = True
+            self._applied = True  # also where a later one refuses: --restore puts this one back
 
 
 def measured_only(
