@@ -91,6 +91,8 @@ def live_job(
 def _of_steps(seen: LivesSeen, promise: Promise, profile: LastProfile) -> dict[str, Any]:
     lead, ranks = seen.ranks[0], seen.ranks
     step_s, loss = lead.pace.blocks.median_s(), lead.pace.loss
+    if loss is not None:  # a loss is seen as it goes into backward(), which is after a scaler
+        loss /= lead.loss_scale() or 1.0
     samples_per_s = _sum([one.pace.samples_per_s() for one in ranks])
     is_told = samples_per_s and promise.samples_per_s and promise.mfu
     held = [one.pace.memory_peak_bytes for one in ranks if one.pace.memory_peak_bytes is not None]
