@@ -111,20 +111,23 @@ class NvmlWithLimits(FakeNvml):
         _charge(whole, handle.gpu)
         return round(whole["gpus"][handle.gpu]["joules"] * 1000)
 
-    def _gpm_metrics(self, request: Any) -> None:
-        super()._gpm_metrics(request)
-        with self.state() as whole:
-            pace = _pace(whole, 0)
+    def _activity(self, whole: dict[str, Any], request: Any) -> None:
+        self._gpm_metrics(request)
         for metric in request.metrics[: request.numMetrics]:
             if metric.metricId == DRAM_METRIC:
-                metric.value = 50.0 * pace
+                metric.value = 50.0 * pace(whole, 0)
+
+    def pace(self, gpu: int = 0) -> float:
+        """Of the full pace, what a job has under the limit as it is."""
+        with self.state() as whole:
+            return pace(whole, gpu)
 
 
 def _draw_w(whole: dict[str, Any], gpu: int) -> float:
     return float(min(whole["gpus"][gpu]["limit_mw"] / 1000, whole["wanted_w"]))
 
 
-def _pace(whole: dict[str, Any], gpu: int) -> float:
+def pace(whole: dict[str, Any], gpu: int) -> float:
     """Of the full pace: down to 3/4 of what it wants the job hardly notices, below that it does."""
     share = _draw_w(whole, gpu) / whole["wanted_w"]
     return 1.0 - 0.04 * (1 - share) if share >= 0.75 else 0.99 * share / 0.75
@@ -151,6 +154,7 @@ _LIMITS: dict[str, Callable[..., Any]] = {
         whole["gpus"][handle.gpu]["max_mw"],
     ],
     "nvmlDeviceGetPowerUsage": lambda _f, whole, handle: round(1000 * _draw_w(whole, handle.gpu)),
+    "nvmlGpmMetricsGet": NvmlWithLimits._activity,
     "nvmlDeviceGetTotalEnergyConsumption": NvmlWithLimits._energy,
     "nvmlDeviceGetComputeRunningProcesses_v3": lambda _f, whole, _handle: _holders(whole),
 }

@@ -28,7 +28,9 @@ class _Watts(click.ParamType):  # type: ignore[type-arg]
 
     name = "watts"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         """Milliwatts, in the order given."""
         if isinstance(value, tuple):
             return value
@@ -52,7 +54,9 @@ class _Watts(click.ParamType):  # type: ignore[type-arg]
     help="How much longer a step may take.",
 )
 @click.option("--caps", type=_Watts(), default=(), metavar="WATTS,...", help="Try these caps alone.")
-@click.option("--window", type=Duration(), default=20.0, metavar="TIME", help="How long each is measured: 20s.")
+@click.option(
+    "--window", type=Duration(), default=20.0, metavar="TIME", help="How long each is measured: 20s."
+)
 @click.option("--settle", type=Duration(), default=5.0, metavar="TIME", help="How long before that: 5s.")
 @click.option("--measure", is_flag=True, help="Change nothing: joules a step under the limit as it is.")
 @click.option("--apply", is_flag=True, help="Keep the best cap; --restore puts back what was before.")
@@ -62,8 +66,12 @@ class _Watts(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(["warn", "cap"]),
     help="Watch temperatures until Ctrl-C: warn before clocks fall, or also lower the cap in time.",
 )
-@click.option("--gpu", "gpus", type=click.IntRange(min=0), multiple=True, metavar="NUMBER", help="These GPUs.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also as a page.")
+@click.option(
+    "--gpu", "gpus", type=click.IntRange(min=0), multiple=True, metavar="NUMBER", help="These GPUs."
+)
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also as a page."
+)
 @common_options
 def command(output: Output, job: str | None, gpus: tuple[int, ...], restore: bool, **wish: Any) -> int:
     """The power cap that costs least energy, and a guard against heat.
@@ -136,13 +144,14 @@ def _insist_on_one_wish(job: str | None, *, restore: bool, **wish: Any) -> None:
 
 
 def _restore(output: Output, controls: "PowerControls") -> int:
-    from flatout.monitor.power.claims import claims_folder, take_news
+    from flatout.monitor.power.claims import take_news
     from flatout.monitor.power.restoring import restore_all
     from flatout.monitor.power.unfinished import restored_now
+    from flatout.records.places import power_folder
     from flatout.records.power import PowerHere
     from flatout.report.power import draw_power_here
 
-    folder = claims_folder()
+    folder = power_folder()
     notes = take_news(folder)
     restored, problems = restored_now(folder, controls)
     more, worse = restore_all(folder, controls, purpose="kept")
@@ -175,10 +184,11 @@ def _here(output: Output, pairs: "Sequence[Pair]", controls: "PowerControls", gp
 
 
 def _now(pairs: "Sequence[Pair]", controls: "PowerControls") -> "tuple[PowerNow, ...]":
-    from flatout.monitor.power.claims import claims_folder, read_claims
+    from flatout.monitor.power.claims import read_claims
     from flatout.monitor.power.jobs import power_now
+    from flatout.records.places import power_folder
 
-    kept, _ = read_claims(claims_folder(), "kept")
+    kept, _ = read_claims(power_folder(), "kept")
     return tuple(power_now(pair, controls, kept) for pair in pairs)
 
 
@@ -196,11 +206,16 @@ def _job(
     from flatout.records.atomic import write_atomically
     from flatout.report.power import draw_sweep
     from flatout.report.power_page import power_page
+    from flatout.runtime.jobs_here import jobs_in
     from flatout.runtime.process_table import read_table
     from flatout.runtime.targets import job_for
     from flatout.runtime.who_holds import jobs_on
 
-    found = job_for(name, jobs_on(pairs, read_table()), command="power")
+    table = read_table()
+    jobs = jobs_on(pairs, table)
+    if name.isdigit() and not any(one.pid == int(name) for job in jobs for one in job.members):
+        jobs = jobs_in(table, holders={int(name)})  # a pid is taken at its word
+    found = job_for(name, jobs, command="power")
     _insist_on_a_gpu(pairs)
     job = watched(found, pairs, gpus)
     source = next(one for one in sources if one.vendor == job.devices[0].vendor)
@@ -241,8 +256,7 @@ def _swept(
     )
     with output.progress("measuring") as step:
         if wish["measure"]:
-            refused = PowerRefused("other", "only to measure was asked for (--measure)")
-            return measured_only(job, measurer, asked, controls, devices, refused)
+            return measured_only(job, measurer, asked, controls, devices)
         try:
             with PowerCustody(controls, notice=output.notice) as custody:
                 measurer.beat = custody.beat
@@ -275,9 +289,7 @@ def _guard(
     events: deque[ThermalEvent] = deque(maxlen=_EVENTS_KEPT)
     counts = {"warned": 0, "capped": 0, "raised": 0, "cannot cap": 0}
     with contextlib.ExitStack() as stack:
-        custody = (
-            stack.enter_context(PowerCustody(controls, notice=output.notice)) if mode == "cap" else None
-        )
+        custody = stack.enter_context(PowerCustody(controls, notice=output.notice)) if mode == "cap" else None
         guard = ThermalGuard(devices, custody)
         output.notice(f"watching {len(devices)} GPUs until Ctrl-C")
         fresh = guard.events_at_start

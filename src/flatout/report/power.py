@@ -10,7 +10,7 @@ from flatout.records.thermal import GuardReport
 from flatout.records.words import duration
 from flatout.report.plain import inert, line
 
-_BAR = 20
+_BAR = 12
 _BAD = ("changed by others", "failed", "machine restarted")
 
 

@@ -6,33 +6,18 @@
 
 import contextlib
 import os
-import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from flatout.records.atomic import write_atomically
 from flatout.records.codec import decode, encode
 from flatout.records.errors import FlatoutError
-from flatout.records.places import CACHE_VARIABLE, cache_folder
 from flatout.records.power import CLAIM_KIND, CLAIM_VERSION, PowerClaim
 
 Purpose = Literal["claim", "kept"]
 
-# Gone after a restart of the machine, as limits are; and never on a disk that several machines share.
-SYSTEM_FOLDER = Path("/run/flatout/power")
 NEWS = "news.txt"
-
-
-def claims_folder(environment: Mapping[str, str] | None = None, *, user: int | None = None) -> Path:
-    """Where notes of this machine are: /run for root, who alone may set most limits, else in the cache."""
-    environment = os.environ if environment is None else environment
-    user = os.geteuid() if user is None else user
-    if user == 0 and not environment.get(CACHE_VARIABLE):
-        return SYSTEM_FOLDER
-    # A home can be on a disk that several machines have: each has its own folder.
-    return cache_folder(environment) / "power" / (_harmless(platform.node()) or "here")
 
 
 def write_claim(folder: Path, claim: PowerClaim, purpose: Purpose = "claim") -> None:

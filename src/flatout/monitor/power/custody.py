@@ -20,7 +20,6 @@ from types import TracebackType
 from flatout.hardware.power_limits import PowerControls, PowerLimits, PowerRefused
 from flatout.monitor.power.claims import (
     boot_id,
-    claims_folder,
     drop_claim,
     path_of,
     read_claim,
@@ -32,6 +31,7 @@ from flatout.monitor.power.watchdog import BEAT, DONE, READY, SILENCE_S, WATCHDO
 from flatout.records.device import Device
 from flatout.records.errors import CannotWrite, ChildFailed, EnvironmentProblem, LockHeld
 from flatout.records.lock import folder_lock, is_locked
+from flatout.records.places import power_folder
 from flatout.records.power import LimitRestored, PowerClaim
 
 COMMAND_LOCK = "command.lock"
@@ -71,7 +71,7 @@ class PowerCustody:
         silence_s: float = SILENCE_S,
     ) -> None:
         self._controls = controls
-        self._folder = folder or claims_folder()
+        self._folder = folder or power_folder()
         self._notice = notice
         self._silence_s = silence_s
         self._held: dict[str, _Held] = {}

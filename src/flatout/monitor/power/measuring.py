@@ -12,6 +12,7 @@ from flatout.records.live import LiveJob
 from flatout.records.power import PaceSource, PowerPoint
 
 _LOOK_S = 0.5
+_FEWEST_LOOKS = 8
 _FEWEST_STEPS = 5
 # A window that saw too few steps goes on, for so many times its length.
 _LONGEST = 6.0
@@ -63,7 +64,7 @@ class Measurer:
         """Let clocks, temperatures and queues come to rest."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self._tick()
+            self._tick(min(self._look_s, seconds))
 
     def window(self, cap_mw: int, seconds: float) -> Measured:
         """Measure for so long, and longer where steps are slow. Raises JobEnded."""
@@ -81,14 +82,14 @@ class Measurer:
                 energy.add(sample)
             samples += found
             last = self._job.live() or last
-            self._tick()
+            self._tick(min(self._look_s, seconds / _FEWEST_LOOKS))
         return _measured(cap_mw, took, first, last, energy, samples, len(self._job.devices))
 
-    def _tick(self) -> None:
+    def _tick(self, pause_s: float) -> None:
         if not self._job.is_alive():
             raise JobEnded(f"{self._job.name} has ended")
         self.beat()
-        self._sleep(self._look_s)
+        self._sleep(pause_s)
 
 
 def _measured(

@@ -142,9 +142,9 @@ def measured_only(
     wish: SweepWish,
     controls: PowerControls,
     devices: Sequence[PowerNow],
-    refused: PowerRefused,
+    refused: PowerRefused | None = None,
 ) -> PowerSweep:
-    """Joules a step and samples a joule at the limit as it is, where limits cannot be set."""
+    """Joules a step and samples a joule at the limit as it is, where limits cannot or shall not be set."""
     limit_mw = max((now.limit_mw for now in devices if now.limit_mw is not None), default=0)
     try:
         base = measurer.window(limit_mw, wish.window_s)
@@ -156,7 +156,7 @@ def measured_only(
     commands = [
         controls.for_device(device).command_for(device.uuid or "", round(limit_mw * 0.8 / 5000) * 5000)
         for device in job.devices
-        if limit_mw
+        if limit_mw and refused is not None
     ]
     return PowerSweep(
         job=job.name,
@@ -164,9 +164,11 @@ def measured_only(
         pace_source=source,
         slowdown_bound=wish.slowdown,
         points=points,
-        best_reason="limits cannot be set here, so none was tried",
-        permitted=False,
-        refusal=refused.reason,
+        best_reason="limits cannot be set here, so no cap was tried"
+        if refused is not None
+        else "no cap was tried, as was asked (--measure)",
+        permitted=refused is None,
+        refusal=refused.reason if refused is not None else "",
         admin_commands=tuple(command for command in commands if command),
         notes=notes,
     )
