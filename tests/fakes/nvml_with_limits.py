@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,14 +46,17 @@ class NvmlWithLimits(FakeNvml):
 
     @contextlib.contextmanager
     def state(self) -> Iterator[dict[str, Any]]:
-        """All of it, to read and change, while no other process does."""
-        with self._file.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            whole = json.load(file)
+        """All of it, to read and change, while no other process does; whoever is killed meanwhile."""
+        with self._file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self._file.read_text()
+            whole = json.loads(before)
             yield whole
-            file.seek(0)
-            file.truncate()
-            json.dump(whole, file)
+            after = json.dumps(whole)
+            if after != before:
+                fresh = self._file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+                fresh.write_text(after)
+                fresh.replace(self._file)
 
     def limit_mw(self, gpu: int = 0) -> int:
         with self.state() as whole:

@@ -71,12 +71,14 @@ class Measurer:
         energy = EnergyFollower()
         samples: list[DeviceSample] = []
         first = last = self._job.live()
-        began = time.monotonic()
+        began, looks = time.monotonic(), 0
         while True:
             took = time.monotonic() - began
             steps = _steps_between(first, last)
-            if took >= seconds and (first is None or steps >= _FEWEST_STEPS or took >= _LONGEST * seconds):
+            seen = first is None or steps >= _FEWEST_STEPS or took >= _LONGEST * seconds
+            if took >= seconds and seen and looks >= _FEWEST_LOOKS:
                 break
+            looks += 1
             found = [one for one in self._source.sample(self._job.devices) if one.state == "up"]
             for sample in found:
                 energy.add(sample)
