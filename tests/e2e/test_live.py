@@ -148,11 +148,13 @@ def test_a_run_folder_that_cannot_be_written_to_harms_no_job(tmp_path: Path) -> 
 
 
 EPOCHS = """
-import time, torch
+import flatout, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+checkpointer = flatout.Checkpointer("saved", model=model, optimizer=optimizer, every=10)
+step = 0
 for epoch in range(5):
     for (batch,) in DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8):
         loss = model(batch).square().mean()
@@ -160,10 +162,13 @@ for epoch in range(5):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+        step += 1
+        checkpointer.step(step)
+checkpointer.close()
 """
 
 
-def test_epochs_and_a_scalers_scale_are_seen_and_a_report_tells_them_again(
+def test_epochs_a_scalers_scale_and_checkpoints_are_seen_and_a_report_tells_them_again(
     flatout: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(EPOCHS)
@@ -174,6 +179,7 @@ def test_epochs_and_a_scalers_scale_are_seen_and_a_report_tells_them_again(
     assert live is not None
     assert live["loss_scale"] == 1024.0 / 2**8
     assert live["totals"]["skipped_updates"] == 8
+    assert live["checkpoint_update"] == 40
     assert live["totals"]["losses_not_finite"] >= 1
     again = flatout("report", "latest")
     assert "a pass over the data takes" in again.stdout.replace("\n", " ")
@@ -204,3 +210,50 @@ def test_two_ranks_are_seen_with_the_samples_of_both(tmp_path: Path) -> None:
     assert [(rank["rank"], rank["updates"]) for rank in live["ranks"]] == [(0, 60), (1, 60)]
     assert live["totals"]["samples"] == 2 * 60 * 8
     assert sum(live["totals"]["steps"]["counts"]) == 59
+
+
+HUGGING_FACE = """
+import torch, transformers
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x=None, labels=None):
+        return {"loss": (self.layer(x).squeeze(-1) - labels).square().mean()}
+data = [{"x": torch.randn(4), "labels": torch.tensor(1.0)} for _ in range(48)]
+settings = transformers.TrainingArguments(
+    "out", num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, report_to=[],
+    save_strategy="no", use_cpu=True)
+transformers.Trainer(Model(), settings, train_dataset=data).train()
+"""
+LIGHTNING = """
+import lightning, torch
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, number):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(48, 4)), batch_size=4)
+lightning.Trainer(
+    max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+).fit(Model(), data)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("package", "script", "planned"), [("transformers", HUGGING_FACE, 12), ("lightning", LIGHTNING, 36)]
+)
+def test_a_trainer_says_how_many_updates_are_planned(
+    flatout: Run, tmp_path: Path, package: str, script: str, planned: int
+) -> None:
+    pytest.importorskip(package)
+    (tmp_path / "train.py").write_text(script)
+    done = flatout("run", "--as-written", "train.py")
+    assert done.returncode == 0, done.stderr
+    live = live_of(tmp_path)
+    assert live is not None
+    assert (live["updates_planned"], live["updates"]) == (planned, planned)
