@@ -36,6 +36,12 @@ COMMANDS: dict[str, CommandEntry] = {
     "watch": CommandEntry("flatout.cli.watch", "GPUs, jobs and processes of this machine, live."),
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
+    "power": CommandEntry(
+        "flatout.cli.power", "The power cap that costs least energy, and a guard against heat."
+    ),
+    "cost": CommandEntry(
+        "flatout.cli.cost", "Dollars a step, a token, an epoch, and GPU hours paid and not used."
+    ),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),
     "export": CommandEntry("flatout.cli.export", "Metrics of this machine's GPUs and jobs for Prometheus."),
     "fleet": CommandEntry(

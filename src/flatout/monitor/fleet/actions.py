@@ -51,7 +51,7 @@ def _action(group: Sequence[FleetFinding], names: Mapping[str, str]) -> FleetAct
         says=_says(first.kind, group, names),
         because=first.says if len(group) == 1 else f"{first.says}, and so on",
         machine=first.machine,
-        command=command_for(first.kind, first.run),
+        command=command_for(first.kind, first.run, first.says),
         query=first.query,
         findings=len(group),
         gpu_hours_a_day=hours,
@@ -61,7 +61,7 @@ def _action(group: Sequence[FleetFinding], names: Mapping[str, str]) -> FleetAct
     )
 
 
-def command_for(kind: FindingKind, run: str) -> str:
+def command_for(kind: FindingKind, run: str, says: str = "") -> str:
     """What to type; the run's id where it is nothing but a word."""
     job = run if _WORD.fullmatch(run) else ""
     # Shows whom it would ask to save and end; nobody should paste an end unseen.
@@ -72,7 +72,7 @@ def command_for(kind: FindingKind, run: str) -> str:
         "stalled": stop,
         "held idle": stop,
         "idle": "flatout ps",
-        "throttled": "flatout doctor",
+        "throttled": "flatout power" if "power cap" in says else "flatout doctor",
         "underused": f"flatout report {job}   # then flatout tune" if job else "flatout ps",
         "slow rank": "flatout doctor",
         "no checkpoint": "flatout run --protect SCRIPT   # from its next start",

@@ -272,9 +272,10 @@ def test_what_was_lost_before_the_window_is_not_in_its_bill() -> None:
 
 def test_every_command_that_is_offered_exists() -> None:
     for kind in PLURALS:
-        words = command_for(kind, "run-1").split()
-        assert words[0] == "flatout"
-        assert words[1] in COMMANDS
+        for says in ("", "throttled now: power cap"):
+            words = command_for(kind, "run-1", says).split()
+            assert words[0] == "flatout"
+            assert words[1] in COMMANDS
 
 
 @pytest.mark.parametrize("over_s", [0.0, 20.0, 1000 * DAY_S, float("inf"), float("nan")])
