@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--ncu", is_flag=True, help="Also one step under Nsight Compute: what binds each kernel.")
 @click.option("--plan", metavar="FILE", help="With the levers of a plan on: what is left after tuning.")
 @click.option("--against", metavar="RUN", help="Say what became slower since an earlier profile.")
+@click.option("--infer", is_flag=True, help="The script infers: a step is a call of its model.")
 @click.option("--no-limits", is_flag=True, help="Don't measure the device's limits where none are kept.")
 @job_options
 @common_options

@@ -24,6 +24,7 @@ from flatout.levers.lever import Lever
 from flatout.levers.liger import Liger
 from flatout.levers.linear_cross_entropy import LinearCrossEntropy
 from flatout.levers.loader import Loader
+from flatout.levers.no_gradients import NoGradients
 from flatout.levers.optimizer_8bit import Optimizer8bit
 from flatout.levers.optimizer_offload import OptimizerOffload
 from flatout.levers.sdpa_backend import SdpaBackend
@@ -46,6 +47,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CudnnAutotune,
     GarbageCollector,
     DebugModes,
+    NoGradients,
     CpuThreads,
     ThreadAffinity,
     Allocator,

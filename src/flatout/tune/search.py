@@ -44,6 +44,7 @@ _HOST_IS_IDLE = 0.4
 _RANKS = (
     "loader",
     "debug-modes",
+    "no-gradients",
     "cpu-threads",
     "thread-affinity",
     "garbage-collector",
