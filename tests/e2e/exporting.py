@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0
+WAIT_S = 90.0
 T = TypeVar("T")
 
 
