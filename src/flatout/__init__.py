@@ -20,6 +20,8 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
+
+flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
 """
 
 import importlib
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
     from flatout.entry.fitting import fit
     from flatout.entry.loading import loader_settings, prefetch
+    from flatout.entry.log import log
     from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
@@ -51,6 +54,7 @@ __all__ = [
     "find_batch_size",
     "fit",
     "loader_settings",
+    "log",
     "microbatch",
     "observe",
     "parallel",
@@ -70,6 +74,7 @@ _ROOMS = {
     "find_batch_size": "microbatching",
     "fit": "fitting",
     "loader_settings": "loading",
+    "log": "log",
     "microbatch": "microbatching",
     "observe": "observe",
     "parallel": "paralleling",

@@ -33,7 +33,8 @@ class FakeCuda:
         )
         self.torch = SimpleNamespace(
             cuda=cuda,
-            empty=lambda size, dtype, pin_memory: torch.full((size,), -1, dtype=dtype),
+            empty=lambda size, dtype, device, pin_memory: torch.full((size,), -1, dtype=dtype, device=device),
+            inference_mode=torch.inference_mode,
             _C=SimpleNamespace(
                 _cuda_getCurrentRawStream=lambda _index: self.current,
                 TensorBase=SimpleNamespace(copy_=self._copy),
@@ -63,8 +64,7 @@ class FakeCuda:
         yield
         self.current = before
 
-    def _event(self, *, enable_timing: bool) -> "FakeEvent":
-        assert enable_timing
+    def _event(self, *, enable_timing: bool = False) -> "FakeEvent":
         event = FakeEvent(self)
         self.events.append(event)
         return event

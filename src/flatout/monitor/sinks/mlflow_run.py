@@ -1,0 +1,47 @@
+"""MLflow: a run in an experiment, through a client that changes nothing of what the script set up."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.monitor.sinks.protocol import About
+from flatout.records.points import Point
+
+# Of `log_batch`, in one call.
+_METRICS_AT_MOST = 1000
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+class MlflowRun:
+    """Metrics of one run, where MLflow's own settings say: MLFLOW_TRACKING_URI, or its default."""
+
+    def __init__(self, experiment: str, about: About) -> None:
+        import mlflow
+        from mlflow.entities import Metric
+
+        self._metric = Metric
+        self._client: Any = mlflow.MlflowClient()
+        active = mlflow.active_run()
+        self._is_ours = active is None
+        if active is not None:
+            self._run: str = active.info.run_id
+            return
+        found = self._client.get_experiment_by_name(experiment or "Default")
+        number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        run = self._client.create_run(number, run_name=about.name or None, tags=dict(about.facts))
+        self._run = run.info.run_id
+
+    def write(self, points: Sequence[Point]) -> None:
+        """As few calls as MLflow allows."""
+        metrics = [
+            self._metric(_NOT_IN_NAMES.sub("_", name), value, round(point.at_unix_s * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for first in range(0, len(metrics), _METRICS_AT_MOST):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS_AT_MOST])
+
+    def close(self) -> None:
+        """End the run, unless the script began it."""
+        if self._is_ours:
+            self._client.set_terminated(self._run)
