@@ -128,6 +128,18 @@ class Replay:
         calls = [event for event in self._open if event[0] == "forward"]
         return sum(bool(event[4]) for event in calls), sum(not event[4] for event in calls)
 
+    def is_evaluating(self) -> bool:
+        """Whether the last call of a model kept no gradients, and no update has come since."""
+        calls = (event for event in reversed(self._open) if event[0] == "forward")
+        last = next(calls, None)
+        return last is not None and not last[4]
+
+    def thin_out(self, most: int) -> None:
+        """Forget what lies in the middle of an evaluation that goes on and on: its time is still known."""
+        if len(self._open) > most:
+            half = most // 4
+            self._open = [*self._open[:half], *self._open[-half:]]
+
     def _closed(self, event: Event) -> list[Step]:
         _, ended_ns, update, seen = event
         self.updates = update

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flatout.records.plan import Fingerprint, Plan
     from flatout.records.running import JobRun
     from flatout.records.runs import RunFolder
+    from flatout.runtime.living import Living
     from flatout.runtime.profiling import ProfileRequest
     from flatout.runtime.protecting import Refuge
     from flatout.tune.lives import Retries
@@ -37,6 +38,7 @@ class Lives:
         from flatout.runtime.protecting import Refuge
 
         self._output, self._request, self._plan, self._wishes = output, request, plan, wishes
+        self._now = now
         self._restart, self._settings = restart, settings
         self._started = 0
         self._refuge: Refuge | None = None
@@ -55,6 +57,7 @@ class Lives:
             return self._run(refuge, Retries(retries))
 
     def _run(self, refuge: "Refuge | None", retries: "Retries") -> "JobRun":
+        from flatout.tune.accounting import with_account
         from flatout.tune.lives import run_lives
 
         goes_on_from = refuge.begin(fresh=self._wishes.fresh) if refuge is not None else None
@@ -63,40 +66,54 @@ class Lives:
         with new_run(self._output, "run") as folder:
             if refuge is not None and goes_on_from is None and self._wishes.rehearsal:
                 self._rehearse(refuge, folder)
-            done = run_lives(lambda _life: self._live(folder), retries, self._tell)
+            with self._followed(folder) as living:
+                done = run_lives(lambda _life: self._live(folder, living), retries, self._tell)
+                living.ended(done.exit_code, done.signal)
+            done = with_account(done, living)
             folder.write("job", 1, done)  # "run" is the manifest's name
         if refuge is not None and done.exit_code == 0:
             refuge.is_over()
         return done
 
-    def _live(self, folder: "RunFolder") -> "JobRun":
+    def _followed(self, folder: "RunFolder") -> "Living":
+        from flatout.runtime.living import Living
+        from flatout.tune.accounting import promise_of
+
+        protected = self._refuge.path if self._refuge is not None else None
+        promise = promise_of(self._request.command, self._plan, self._now, protected)
+        return Living(folder.path, promise, tell=self._tell)
+
+    def _live(self, folder: "RunFolder", living: "Living") -> "JobRun":
         from flatout.records.protection import Protection
         from flatout.runtime.running import Care
-        from flatout.tune.running import plan_after, run_job
+        from flatout.tune.running import place_of_life, plan_after, run_job
 
         output, wishes = self._output, self._wishes
         self._started += 1
         protect = None
         if self._refuge is not None:
             protect = Protection(str(self._refuge.path), *wishes.save_every)
-        done = run_job(
-            self._plan,
-            self._request.command,
-            folder.manifest.id,
-            folder.path,
-            output_to_stderr=output.as_json,
-            environment=dict(self._request.environment),
-            on_alarm=lambda alarm: self._tell(alarm.words()),
-            life=self._started,
-            protect=protect,
-            care=Care(
-                hang_after_s=wishes.hang_after,
-                ends_hangs=wishes.on_hang != "tell",
-                grace_s=wishes.grace,
-                tell=self._tell,
-            ),
-            **self._settings,
-        )
+        with living.life(place_of_life(folder.path, self._started)):
+            done = run_job(
+                self._plan,
+                self._request.command,
+                folder.manifest.id,
+                folder.path,
+                output_to_stderr=output.as_json,
+                environment=dict(self._request.environment),
+                on_alarm=lambda alarm: self._tell(alarm.words()),
+                life=self._started,
+                protect=protect,
+                care=Care(
+                    hang_after_s=wishes.hang_after,
+                    ends_hangs=wishes.on_hang != "tell",
+                    grace_s=wishes.grace,
+                    tell=self._tell,
+                    on_hang=living.hangs,
+                    on_going=living.goes_on,
+                ),
+                **self._settings,
+            )
         folder.write("job", 1, done)
         found = _out_of_memory(output, self._request, folder, self._started) if done.exit_code else None
         better = plan_after(self._plan, found) if found is not None and self._restart else None
@@ -104,7 +121,7 @@ class Lives:
             return done
         output.notice(f"flatout: starting once more, with {better.levers[-1].words()}")
         self._plan, self._restart = better, False
-        return self._live(folder)
+        return self._live(folder, living)
 
     def _rehearse(self, refuge: "Refuge", folder: "RunFolder") -> None:
         from flatout.records.errors import CallerMistake

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flatout.records.config import read_toml
 from flatout.records.device import Device
+from flatout.records.energy import HourPrice
 from flatout.records.errors import BadConfig, UnknownName, nearest
 from flatout.records.rated import Catalogue, PriceTable, RatedGpu
 
@@ -68,6 +69,31 @@ def price_table(path: Path | None = None, environment: Mapping[str, str] | None 
         if row.gpu not in known:
             raise _unknown_gpu(chosen, row.gpu, known)
     return table
+
+
+def hour_price(devices: Sequence[Device], table: PriceTable, own_usd: float | None = None) -> HourPrice:
+    """What an hour of one of these GPUs costs: the user's own price, or the lowest of the table.
+
+    GPUs of several kinds have their mean price, so that hours times the price stays what is paid.
+    """
+    if own_usd is None:
+        own_usd = table.own_usd_per_gpu_hour
+    if own_usd is not None:
+        return HourPrice(usd_per_gpu_hour=own_usd, source="your own price")
+    if not devices:
+        return HourPrice(usd_per_gpu_hour=None, source="no GPU is known to look a price up for")
+    found = []
+    for device in devices:
+        rated = rated_for(device)
+        row = table.cheapest(rated.id) if rated is not None else None
+        if row is None:
+            return HourPrice(usd_per_gpu_hour=None, source=f"no price is listed for {device.name}")
+        found.append(row)
+    offers = sorted({f"{row.provider} {row.offering}".strip() for row in found})
+    return HourPrice(
+        usd_per_gpu_hour=sum(row.usd_per_gpu_hour for row in found) / len(found),
+        source=f"the lowest listed on {table.as_of}: {', '.join(offers)}",
+    )
 
 
 def price_template() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.inside.deferred import Deferred, Slot, leave_to_the_parent
 from flatout.inside.device import DeviceClock, Mark, room_for_a_mark
+from flatout.inside.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -21,6 +22,7 @@ class GpuSide:
 
     def _start_empty(self) -> None:
         self.deferred = Deferred(self._session.torch)
+        self.scale = LossScale(self._session)
         self._clock: DeviceClock | None = None
         self._marks: list[Mark] = []
         self._losses: list[Any] = []
@@ -100,7 +102,7 @@ class GpuSide:
 
     def leave_to_the_parent(self) -> None:
         """In a forked child: what lies on the device is the parent's, and so is freeing it."""
-        leave_to_the_parent((self._clock, self._marks, self._losses, self._norms, self.deferred))
+        leave_to_the_parent((self._clock, self._marks, self._losses, self._norms, self.deferred, self.scale))
         self._session.detailed = False
         self._start_empty()
 

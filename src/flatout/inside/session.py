@@ -32,6 +32,7 @@ from flatout.inside.looks import rise
 from flatout.inside.memory import MemoryTap, held_by
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
+from flatout.inside.planned import updates_planned
 from flatout.inside.ranges import Ranges
 from flatout.inside.records_open import OpenRecords
 from flatout.inside.repeated_batches import RepeatedBatches
@@ -283,6 +284,7 @@ class Session:
             self.guarded("forward", forward.settle, optimized)
         if self.updates == _LEARN_AT:
             self.guarded("memory", self._learn)
+            self.guarded("planned", self._learn_plan)
 
     def _lead(self) -> Any:
         steps = self._tap("steps", StepsTap)
@@ -307,6 +309,11 @@ class Session:
             self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
         self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
         self._learn_habits()
+
+    def _learn_plan(self) -> None:
+        planned = updates_planned(sys._getframe(1))  # noqa: SLF001
+        if planned is not None:
+            self.facts["updates_planned"] = planned
 
     def _learn_habits(self) -> None:
         steps = self._tap("steps", StepsTap)

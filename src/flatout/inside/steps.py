@@ -187,13 +187,16 @@ class StepsTap:
         return unseen(__init__)
 
     def _watching_for_skips(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        log, tap = self._session.log.add, self
+        session, log, tap = self._session, self._session.log.add, self
 
         @functools.wraps(real)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             updates = tap._updates
             before = updates.get(id(optimizer), 0)
+            watching = session.watching
             result = real(scaler, optimizer, *args, **kwargs)
+            if watching and session.bench is None and scaler.is_enabled():
+                session.guarded("loss scale", session.gpu.scale.look, scaler)
             if scaler.is_enabled() and updates.get(id(optimizer), 0) == before:
                 now = clock()
                 log(("skip", now, now))

@@ -10,8 +10,11 @@ from flatout.records.errors import CannotWrite
 _REMEDY = "free some room or choose a folder that this user may write to"
 
 
-def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY) -> None:
-    """Write beside `path`, sync, rename over it, sync the folder. A failure leaves no temporary file."""
+def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY, synced: bool = True) -> None:
+    """Write beside `path`, sync, rename over it, sync the folder. A failure leaves no temporary file.
+
+    What is written anew every other second need not be `synced`: a disk has better things to do.
+    """
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -20,10 +23,12 @@ def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-        sync_folder(path.parent)
+        if synced:
+            sync_folder(path.parent)
     except BaseException as error:  # an interrupt must not leave a temporary file either
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -56,7 +61,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    # The only way to read it is to set it; mkstemp's 0600 would hide run folders from a team.
+    # mkstemp's 0600 would hide run folders from a team.
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    # Elsewhere the only way to read it is to set it, for a moment and for what other threads start then.
     mask = os.umask(0)
     os.umask(mask)
     return mask

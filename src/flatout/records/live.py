@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.energy import EnergySource
 from flatout.records.unknown import fill_reasons
 
 LIVE_FILE = "live.json"
@@ -63,9 +64,15 @@ class LiveTotals:
     # By reason, as DeviceSample names them, over all its devices.
     throttled_s: dict[str, float] = dataclasses.field(default_factory=dict)
     energy_j: float = 0.0
+    energy_source: EnergySource = "none"
     # Seconds for which devices were held, and for which no kernel ran on them.
     device_s: float = 0.0
     device_idle_s: float = 0.0
+    # Wall seconds in which the job held its devices and made no step; None where that was not followed.
+    before_first_step_s: float | None = None
+    checkpoint_s: float | None = None
+    stalled_s: float | None = None
+    after_last_step_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,9 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The price file: dated, and the user's to replace."""
 
     as_of: dt.date
-    price: list[Price]
+    price: list[Price] = []
+    # What the user pays for any GPU; it goes before the list.
+    own_usd_per_gpu_hour: Positive | None = None
     currency: Literal["USD"] = "USD"
     note: str = ""
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from flatout.records.energy import Cost, Throttling
 from flatout.records.finite import Diagnosis, Updates
 from flatout.records.hang import Hang
 from flatout.records.protection import Protected
@@ -86,6 +87,11 @@ class JobRun:
     # Debug switches that were asked for, and what became of each; the files of memory-history.
     debug: dict[str, str] = dataclasses.field(default_factory=dict)
     memory_histories: tuple[str, ...] = ()
+    # Over all of its lives: what its GPUs cost and drew, and for how long something held their clocks down.
+    cost: Cost | None = None
+    throttling: Throttling | None = None
+    # A pass over the data, with its evaluations, where one was seen from beginning to end.
+    epoch_s: float | None = None
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

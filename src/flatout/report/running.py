@@ -8,7 +8,8 @@ from flatout.records.finite import Updates
 from flatout.records.plan import Plan
 from flatout.records.protection import Protected
 from flatout.records.running import JobRun
-from flatout.records.words import memory_size, percent, three_digits
+from flatout.records.words import duration, memory_size, percent, three_digits
+from flatout.report.cost_words import cost_lines, throttling_line
 from flatout.report.plain import inert, line
 
 
@@ -31,6 +32,8 @@ def draw_run(done: JobRun, console: Console) -> None:
         parts.append(rate)
     if done.mfu is not None:
         parts.append(f"MFU {percent(done.mfu)}")
+    if done.epoch_s is not None:
+        parts.append(f"a pass over the data takes {duration(done.epoch_s)}")
     console.print(line(f"flatout: {'; '.join(parts)}"))
     if done.guard is not None and done.guard.verdict != "unknown":
         words = {"inside": "learns as it did while tuning", "left": "does NOT learn as it did while tuning"}
@@ -52,7 +55,7 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.ended_workers:
         pids = ", ".join(map(str, done.ended_workers))
         console.print(line(f"flatout: workers that it left behind were stuck, and are ended: {pids}"))
-    for text in _words_on_numbers(done):
+    for text in (*_words_on_cost(done), *_words_on_numbers(done)):
         console.print(line(f"flatout: {inert(text)}"))
     for name, what in done.debug.items():
         if what != "on":
@@ -74,6 +77,13 @@ def _protection(done: JobRun, found: Protected) -> str:
         return "it ended before anything was saved"
     at = found.saved_at if found.saved_at is not None else found.resumed_at
     return f"saved at update {at}; start the same command again to go on from there"
+
+
+def _words_on_cost(done: JobRun) -> list[str]:
+    """Of jobs on GPUs."""
+    found = cost_lines(done.cost) if done.cost is not None else []
+    held_down = throttling_line(done.throttling) if done.throttling is not None else ""
+    return [*found, *([held_down] if held_down else [])]
 
 
 def _words_on_numbers(done: JobRun) -> list[str]:

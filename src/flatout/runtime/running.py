@@ -54,6 +54,9 @@ class Care:
     # After a signal to stop, how long it may take; None: as long as it likes.
     grace_s: float | None = None
     tell: Callable[[str], None] = lambda _text: None
+    # Told of each hang, and when it is over.
+    on_hang: Callable[[Hang], None] = lambda _hang: None
+    on_going: Callable[[], None] = lambda: None
 
 
 def run_to_the_end(
@@ -114,11 +117,13 @@ class _Watchman:
 
     def _hangs(self, hang: Hang) -> None:
         self.hangs.append(hang)
+        self._care.on_hang(hang)
         self._care.tell(hang.words())
         if self._care.ends_hangs:
             self._end("it hung")
 
     def _goes_on(self) -> None:
+        self._care.on_going()
         self._care.tell("it goes on again")
 
     def _lose_patience(self, passed_on: "_PassedOn", over: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from flatout.records.atomic import ensure_writable
 from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem
 from flatout.records.lock import folder_lock
+from flatout.records.session import SESSION_VARIABLE
 from flatout.runtime.checkpoint.layout import Layout, lay_out
 from flatout.runtime.checkpoint.plain import Apart, NotPlain, Ref
 from flatout.runtime.checkpoint.position import Loader
@@ -92,6 +94,7 @@ class Checkpointer:
         self._ranks = Ranks(torch)
         self._held = contextlib.ExitStack()
         self._token = self._ranks.agree(self._begin)
+        _tell_the_session(self._folder)
         if current().listen():
             self._held.callback(current().leave)
 
@@ -347,6 +350,16 @@ class Checkpointer:
 
     def _tell_of_damage(self, stored: Stored, problem: str) -> None:
         sys.stderr.write(f"flatout: {stored.path.name} cannot be used: {problem}\n")
+
+
+def _tell_the_session(folder: Path) -> None:
+    """Under `flatout run`, whoever watches from outside can see what was saved last."""
+    if SESSION_VARIABLE in os.environ:
+        from flatout.inside.session import armed_session
+
+        session = armed_session()
+        if session is not None:
+            session.facts["checkpoints"] = str(folder.resolve())
 
 
 def _named(folder: Path, which: str | Path) -> Stored:
