@@ -24,6 +24,19 @@ class Point:
     values: Mapping[str, float]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logged:
+    """How it went with one sink of a job."""
+
+    # As it was given: `tensorboard:runs`.
+    target: str
+    points: int = 0
+    # Points that came too fast for it, or after it had failed.
+    dropped: int = 0
+    # Why it was turned off; "" where it was not.
+    failure: str = ""
+
+
 def line_of(point: Point) -> str:
     """One line of JSON, without its end."""
     finite = {name: value if math.isfinite(value) else None for name, value in point.values.items()}

@@ -1,5 +1,6 @@
 """MLflow: a run in an experiment, through a client that changes nothing of what the script set up."""
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ class MlflowRun:
         import mlflow
         from mlflow.entities import Metric
 
+        # It tells of each table that it makes, in the script's own output.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         self._metric = Metric
         self._client: Any = mlflow.MlflowClient()
         active = mlflow.active_run()
