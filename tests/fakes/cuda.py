@@ -33,6 +33,7 @@ class FakeCuda:
         )
         self.torch = SimpleNamespace(
             cuda=cuda,
+            Tensor=FakeNumber,
             empty=lambda size, dtype, device, pin_memory: torch.full((size,), -1, dtype=dtype, device=device),
             inference_mode=torch.inference_mode,
             _C=SimpleNamespace(
@@ -104,12 +105,17 @@ class FakeNumber:
 
     def __init__(self, value: float, *, kind: str = "cuda", numel: int = 1, dim: int = 0) -> None:
         self.value = value
-        self.device = SimpleNamespace(type=kind)
+        self.device = SimpleNamespace(type=kind, index=0)
+        self.shape = (1,) * dim if numel == 1 else (numel,)
+        self.is_meta = False
         self.dtype = torch.float32 if isinstance(value, float) else torch.int64
         self._numel, self._dim = numel, dim
 
     def numel(self) -> int:
         return self._numel
+
+    def is_complex(self) -> bool:
+        return False
 
     def dim(self) -> int:
         return self._dim

@@ -164,8 +164,15 @@ class Log:
             return
         mine = chosen.of_rank(rank)
         about = About(name=f"rank {rank}" if every_rank and rank else "")
-        _close_at_exit()
-        self._outboxes.append(Outbox(chosen.kind, lambda: mine.open(about), _tell, on_open=_close_at_exit))
+        self._close_at_exit()
+        self._outboxes.append(
+            Outbox(chosen.kind, lambda: mine.open(about), _tell, on_open=self._close_at_exit)
+        )
+
+    def _close_at_exit(self) -> None:
+        """Before a tracker's own end: what was asked for last comes first."""
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     # Forks
 
@@ -233,12 +240,6 @@ def _order() -> Order | None:
 
 def _tell(text: str) -> None:
     sys.stderr.write(f"flatout.log: {text}\n")
-
-
-def _close_at_exit() -> None:
-    """Before a tracker's own end: what was asked for last comes first."""
-    atexit.unregister(log.close)
-    atexit.register(log.close)
 
 
 log = Log()

@@ -7,6 +7,7 @@ drops the oldest.
 """
 
 import collections
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -23,6 +24,7 @@ _CALLS_AT_MOST = 1000
 # Of numbers on their way, fewer than a ring of pinned memory has places for.
 _NUMBERS_AT_MOST = 1500
 _LOOK_S, _IDLE_S = 0.005, 0.05
+_READY_S = 1.0
 # Before a fork: a thread that reads may take so long to stop.
 _PAUSE_S = 0.1
 
@@ -47,16 +49,25 @@ class _Call:
 class LoggedCalls:
     """The calls whose numbers are on their way; `deliver` gets each as a point."""
 
-    def __init__(self, deliver: Callable[[Point], None], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        deliver: Callable[[Point], None],
+        tell: Callable[[str], None],
+        *,
+        find_torch: Callable[[], Any] = lambda: sys.modules.get("torch"),
+        relax: Callable[[Any, int], bool] = relax_captures,
+    ) -> None:
         self._deliver, self._tell = deliver, tell
+        self._find_torch, self._relax = find_torch, relax
         self._calls: collections.deque[_Call] = collections.deque()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._wake = threading.Event()
         self._paused = False
         self._thread: threading.Thread | None = None
-        # Whether the thread may ask the device: known once it runs.
-        self._has_asked = self._thread_asks = False
+        # Whether the thread may ask the device, and which one.
+        self._thread_asks = False
+        self._device: int | None = None
         self._deferred: Deferred | None = None
         # To be used again: an event stays with the device on which it was recorded first.
         self._events: dict[int, list[Any]] = {}
@@ -66,26 +77,34 @@ class LoggedCalls:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take these now. Raises `Refused` for what is no number, before anything is taken."""
-        torch = sys.modules.get("torch")
+        torch = self._find_torch()
         found = {name: number_of(value, torch) for name, value in values.items()}
+        try:
+            self._add(torch, step, found)
+        except Exception as error:  # noqa: BLE001 - a device that fails is the script's to hear of, not from us
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _add(self, torch: Any, step: int, found: dict[str, Any]) -> None:
         with self._lock:
             call = self._taken(torch, step, found)
-            if not self._calls and not call.events and not call.slots:
+            if not self._calls and not call.slots:
                 self._hand_on(call)
                 return
             self._calls.append(call)
             self._slots += call.slots
             self._drop_the_oldest()
             if self._thread is None:
-                self._start()
-        if not self._thread_asks and self._may_ask(torch):
+                self._start(next(iter(call.events), None))
+        # Where the thread may not ask, this one does, unless it captures a graph: that would spoil it.
+        asks = self._deferred is not None and not self._thread_asks
+        if asks and not torch.cuda.is_current_stream_capturing():
             self._look()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is handed on, or for so long; whether it was."""
         deadline = time.monotonic() + timeout_s
         while self._calls and time.monotonic() < deadline:
-            if self._may_ask(sys.modules.get("torch")):
+            if self._deferred is None or not self._find_torch().cuda.is_current_stream_capturing():
                 self._look()
             if self._calls:
                 time.sleep(0.0005)
@@ -104,7 +123,7 @@ class LoggedCalls:
         self._wake.clear()
         with self._lock:
             if self._thread is not None and not self._thread.is_alive():
-                self._start()
+                self._start(self._device)
 
     def leave_to_the_parent(self) -> None:
         """In a forked child: what is on its way is the parent's, and so is freeing it."""
@@ -157,36 +176,30 @@ class LoggedCalls:
             self._told.add(why)
             self._tell(f"some of what was logged is left out: {why}")
 
-    def _may_ask(self, torch: Any) -> bool:
-        """Not while this thread captures a graph: the question alone would spoil it."""
-        return torch is None or self._deferred is None or not torch.cuda.is_current_stream_capturing()
-
     # In the thread that reads
 
-    def _start(self) -> None:
-        self._has_asked = self._thread_asks = False  # each thread says it for itself
-        self._thread = threading.Thread(target=self._serve, name="flatout-log", daemon=True)
+    def _start(self, device: int | None) -> None:
+        """With a GPU, wait until the thread is ready to ask: now nobody captures a graph, later one may."""
+        self._device, self._thread_asks = device, False
+        is_ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._serve, args=(device, is_ready), name="flatout-log", daemon=True
+        )
         self._thread.start()
+        if device is not None:
+            is_ready.wait(_READY_S)
 
-    def _serve(self) -> None:
+    def _serve(self, device: int | None, is_ready: threading.Event) -> None:
+        with contextlib.suppress(Exception):
+            self._thread_asks = device is None or self._relax(self._find_torch(), device)
+        is_ready.set()
         while not self._paused:
             self._wake.wait(_LOOK_S if self._calls else _IDLE_S)
-            try:
-                if self._calls and self._can_ask():
+            if self._calls and self._thread_asks and not self._paused:
+                try:
                     self._look()
-            except Exception as error:  # noqa: BLE001 - logging never breaks a job
-                self._give_up(f"{type(error).__name__}: {error}")
-
-    def _can_ask(self) -> bool:
-        """Whether this thread may ask about the first call; where not, the thread that logs does it."""
-        with self._lock:
-            device = next(iter(self._calls[0].events), None) if self._calls else None
-        if device is None:
-            return True
-        if not self._has_asked:
-            self._has_asked = True
-            self._thread_asks = relax_captures(sys.modules["torch"], device)
-        return self._thread_asks
+                except Exception as error:  # noqa: BLE001 - logging never breaks a job
+                    self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, why: str) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ class EventFiles:
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        self.note = ""
         self._event, self._summary = Event, Summary
         self._is_scalar = SummaryMetadata(
             plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"

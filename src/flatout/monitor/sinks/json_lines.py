@@ -10,6 +10,7 @@ class JsonLines:
     """Appends to a file, whole lines at a time: several processes may write to one."""
 
     def __init__(self, path: str | Path) -> None:
+        self.note = ""
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._file = place.open("ab", buffering=0)

@@ -22,6 +22,7 @@ class MlflowRun:
 
         # It tells of each table that it makes, in the script's own output.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+        self.note = ""
         self._metric = Metric
         self._client: Any = mlflow.MlflowClient()
         active = mlflow.active_run()

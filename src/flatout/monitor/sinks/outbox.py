@@ -118,6 +118,8 @@ class Outbox:
             if self._sink is None:
                 self._sink = self._open()
                 self._on_open()
+                if self._sink.note:
+                    self._tell(f"{self.name}: {self._sink.note.splitlines()[0][:300]}")
             while points := self._take():
                 self._sink.write(points)
                 self.delivered += len(points)

@@ -20,6 +20,9 @@ class About:
 class Sink(Protocol):
     """An open tracker. Whatever it raises turns it off; it may take as long as it likes."""
 
+    # What the user should know of how it was opened; "" where all is as it was asked for.
+    note: str
+
     def write(self, points: Sequence[Point]) -> None:
         """Take these in, in their order. Steps may repeat and go back."""
 

@@ -10,6 +10,8 @@ from flatout.monitor.sinks.protocol import About
 from flatout.records.points import Point
 
 STEP = "step"
+# For an answer of the service, when a run begins.
+_INIT_S = 15.0
 
 
 class WandbRun:
@@ -18,21 +20,29 @@ class WandbRun:
     def __init__(self, project: str, about: About) -> None:
         import wandb
 
-        entity, _, name = project.rpartition("/")
+        self.note = ""
         self._is_ours = wandb.run is None
-        run: Any = wandb.run
-        if run is None:
-            run = wandb.init(
-                project=name or None,
-                entity=entity or None,
-                name=about.name or None,
-                config=dict(about.facts) or None,
-                # The script's output is its own, and its figures come from us.
-                settings=wandb.Settings(console="off", x_disable_stats=True, silent=True),
-            )
+        run: Any = wandb.run if wandb.run is not None else self._begun(wandb, project, about)
         self._run = run
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
+
+    def _begun(self, wandb: Any, project: str, about: About) -> Any:
+        """A new run; where the service does not answer, one that `wandb sync` uploads another day."""
+        entity, _, name = project.rpartition("/")
+        given = {
+            "project": name or None,
+            "entity": entity or None,
+            "name": about.name or None,
+            "config": dict(about.facts) or None,
+        }
+        # The script's output is its own, and its figures come from us.
+        quiet = {"console": "off", "x_disable_stats": True, "silent": True, "init_timeout": _INIT_S}
+        try:
+            return wandb.init(**given, settings=wandb.Settings(**quiet))
+        except (wandb.Error, OSError) as error:
+            self.note = f"the service cannot be reached, so the run is kept offline: {str(error).strip()}"
+            return wandb.init(**given, mode="offline", settings=wandb.Settings(**quiet))
 
     def write(self, points: Sequence[Point]) -> None:
         """A row a point."""
