@@ -30,7 +30,24 @@ _AT_EXIT_S = 10.0
 
 
 class Log:
-    """The one in `flatout.log`; any thread may call it."""
+    """Sends numbers to trackers, without waiting for a GPU or for a network.
+
+        flatout.log.to("tensorboard", "runs/x")              # or "wandb", "mlflow", "jsonl"; or several
+        for i, batch in enumerate(loader):
+            ...
+            flatout.log({"loss": loss, "lr": 3e-4}, step=i)  # `loss` is not read: no `.item()`
+        flatout.log.flush()                                  # waits; at exit the rest is delivered by itself
+
+    Values are Python's and numpy's numbers, and tensors with one element on any device. Of a tensor on a GPU
+    a copy goes to pinned memory behind the work before it, and a thread hands it on when the device got
+    there: the value is that of the call, whatever becomes of the tensor. `step` counts the calls where it is
+    left out.
+
+    Nobody waits for a sink. One that is too slow loses its oldest points, one that fails is turned off, and
+    either is said once on standard error; `flatout.log.dropped` counts. Without `to`, FLATOUT_LOG_TO names
+    sinks (`tensorboard:runs/x,wandb:project`), and else it is a file in .flatout/logs. Of several ranks the
+    first logs, or all with `flatout.log.to(..., every_rank=True)`. Any thread may call it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,6 +172,7 @@ class Log:
         self._open(target("jsonl", str(path)))
 
     def _open(self, chosen: "Target", *, every_rank: bool = False) -> None:
+        from flatout.monitor.sinks.mlflow_run import active_run
         from flatout.monitor.sinks.outbox import Outbox
         from flatout.monitor.sinks.protocol import About
 
@@ -163,7 +181,10 @@ class Log:
         if (rank and not every_rank) or (order is not None and order.trial):
             return
         mine = chosen.of_rank(rank)
-        about = About(name=f"rank {rank}" if every_rank and rank else "")
+        about = About(
+            name=f"rank {rank}" if every_rank and rank else "",
+            own_run=active_run() if chosen.kind == "mlflow" else "",
+        )
         self._close_at_exit()
         self._outboxes.append(
             Outbox(chosen.kind, lambda: mine.open(about), _tell, on_open=self._close_at_exit)

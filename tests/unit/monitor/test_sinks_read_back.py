@@ -129,6 +129,51 @@ def test_mlflow_keeps_the_history_of_every_metric(place: Path, store: str) -> No
     assert found["flatout/gpu0/power_watts"][0][1] == 700.0
 
 
+_INTO_A_RUN_OF_THEIRS = """
+import json, mlflow, flatout
+mlflow.set_experiment("theirs")
+with mlflow.start_run() as run:
+    flatout.log.to("mlflow", "ours")
+    flatout.log({"loss": 0.5}, step=3)
+    assert flatout.log.flush(60)
+    flatout.log.close()
+    assert mlflow.active_run().info.run_id == run.info.run_id
+client = mlflow.MlflowClient()
+assert client.get_experiment_by_name("ours") is None
+print(json.dumps([[m.step, m.value] for m in client.get_metric_history(run.info.run_id, "loss")]))
+"""
+
+
+@needs("mlflow")
+def test_a_run_that_the_script_began_is_used_and_left_open(place: Path) -> None:
+    where = {"MLFLOW_TRACKING_URI": (place / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    assert json.loads(python(_INTO_A_RUN_OF_THEIRS, cwd=place, **where)) == [[3, 0.5]]
+
+
+_INTO_A_WANDB_RUN_OF_THEIRS = """
+import wandb, flatout
+run = wandb.init(project="theirs", settings=wandb.Settings(console="off"))
+flatout.log.to("wandb", "ours")
+flatout.log({"loss": 0.5}, step=3)
+flatout.log.close()
+run.log({"still": 1.0})
+run.finish()
+"""
+
+
+@needs("wandb")
+def test_a_wandb_run_that_the_script_began_is_used_and_left_open(place: Path) -> None:
+    python(_INTO_A_WANDB_RUN_OF_THEIRS, cwd=place, WANDB_MODE="offline", WANDB_DIR=str(place))
+    [file] = place.glob("wandb/offline-run-*/*.wandb")
+    rows = [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in _wandb_records(file)
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert rows[0]["loss"] == 0.5
+    assert rows[1]["still"] == 1.0
+
+
 def _wandb_records(path: Path) -> Iterator[Any]:
     """W&B's own log of a run: as LevelDB writes them, in blocks of 32 KiB, after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,13 @@ from flatout.records.points import Point
 # Of `log_batch`, in one call.
 _METRICS_AT_MOST = 1000
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+def active_run() -> str:
+    """The run that the script has begun, by its id; asked in the script's thread, since each has its own."""
+    mlflow: Any = sys.modules.get("mlflow")
+    active = mlflow.active_run() if mlflow is not None else None
+    return str(active.info.run_id) if active is not None else ""
 
 
 class MlflowRun:
@@ -25,15 +33,14 @@ class MlflowRun:
         self.note = ""
         self._metric = Metric
         self._client: Any = mlflow.MlflowClient()
-        active = mlflow.active_run()
-        self._is_ours = active is None
-        if active is not None:
-            self._run: str = active.info.run_id
+        self._is_ours = not about.own_run
+        if about.own_run:
+            self._run = about.own_run
             return
         found = self._client.get_experiment_by_name(experiment or "Default")
         number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         run = self._client.create_run(number, run_name=about.name or None, tags=dict(about.facts))
-        self._run = run.info.run_id
+        self._run: str = run.info.run_id
 
     def write(self, points: Sequence[Point]) -> None:
         """As few calls as MLflow allows."""

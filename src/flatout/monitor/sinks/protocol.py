@@ -15,6 +15,8 @@ class About:
     name: str = ""
     # Facts beside the numbers: the command, the machine.
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # A run that the script has begun itself, by its id.
+    own_run: str = ""
 
 
 class Sink(Protocol):
