@@ -35,12 +35,12 @@ class MlflowRun:
         self._client: Any = mlflow.MlflowClient()
         self._is_ours = not about.own_run
         if about.own_run:
-            self._run = about.own_run
+            self._run: str = about.own_run
             return
         found = self._client.get_experiment_by_name(experiment or "Default")
         number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         run = self._client.create_run(number, run_name=about.name or None, tags=dict(about.facts))
-        self._run: str = run.info.run_id
+        self._run = run.info.run_id
 
     def write(self, points: Sequence[Point]) -> None:
         """As few calls as MLflow allows."""
