@@ -2,6 +2,7 @@
 
     python -m benchmarks.fit_accuracy predict --out predicted.json              # anywhere: no GPU needed
     python -m benchmarks.fit_accuracy measure --predicted predicted.json        # on the GPU
+    python -m benchmarks.fit_accuracy measure --predicted new.json --measured FILE   # only what FILE lacks
     python -m benchmarks.fit_accuracy examples          # against what tuning saw of our examples on an H200
 
 Each case is `benchmarks/fit_job.py` with other arguments, in a process of its own.
@@ -11,6 +12,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -199,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("predict", "measure", "examples"))
     parser.add_argument("--predicted", type=Path, help="what `predict` wrote")
-    parser.add_argument("--measured", type=Path, help="what `measure` wrote: hold new predictions against it")
+    parser.add_argument("--measured", type=Path, help="what `measure` wrote: these are not measured again")
     parser.add_argument("--only", default="", help="cases with this word")
     parser.add_argument("--out", help="where to write the result")
     chosen = parser.parse_args()
@@ -221,15 +223,16 @@ def main() -> None:
         parser.error("measure needs --predicted FILE")
     rows = json.loads(chosen.predicted.read_text())["rows"]
     if chosen.measured is not None:  # on the same cases, at another time
-        known = {row["case"]: row["measured"] for row in json.loads(chosen.measured.read_text())["rows"]}
-        rows = [{**row, "measured": known[row["case"]]} for row in rows if row["case"] in known]
-        summary = summary_of(rows)
-        print(json.dumps(summary, indent=2))
-        write("fit-accuracy", {"summary": summary, "rows": rows}, chosen.out)
-        return
+        known = {row["case"]: row for row in json.loads(chosen.measured.read_text())["rows"]}
+        predicted = {row["case"]: row for row in rows}
+        rows = [{**row, **predicted.get(case, {})} for case, row in known.items()]
+        rows += [row for case, row in predicted.items() if case not in known]
+    new = [row for row in rows if "measured" not in row]
+    if shutil.which("nvidia-smi") is None:
+        rows, new = [row for row in rows if row not in new], []
     # What torch counts is a process's own: several at once count the same.
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        for row, measured in zip(rows, pool.map(measure, (row["case"] for row in rows)), strict=True):
+        for row, measured in zip(new, pool.map(measure, (row["case"] for row in new)), strict=True):
             row["measured"] = measured
             print(row["case"], row.get("reserved_bytes"), row["measured"], flush=True)
     summary = summary_of(rows)

@@ -19,6 +19,7 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
+flatout.generate(model, prompts, max_new_tokens=100)       # text, near what memory bandwidth allows
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
 
 flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from flatout.entry.applying import apply
     from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
     from flatout.entry.fitting import fit
+    from flatout.entry.generating import generate
     from flatout.entry.loading import loader_settings, prefetch
     from flatout.entry.log import log
     from flatout.entry.memory_tracker import MemoryTracker
@@ -53,6 +55,7 @@ __all__ = [
     "apply",
     "find_batch_size",
     "fit",
+    "generate",
     "loader_settings",
     "log",
     "microbatch",
@@ -73,6 +76,7 @@ _ROOMS = {
     "apply": "applying",
     "find_batch_size": "microbatching",
     "fit": "fitting",
+    "generate": "generating",
     "loader_settings": "loading",
     "log": "log",
     "microbatch": "microbatching",

@@ -66,7 +66,7 @@ class FakeCuda:
         self.current = before
 
     def _event(self, *, enable_timing: bool = False) -> "FakeEvent":
-        event = FakeEvent(self)
+        event = FakeEvent(self, timed=enable_timing)
         self.events.append(event)
         return event
 
@@ -79,8 +79,9 @@ class FakeCuda:
 class FakeEvent:
     """A place in a stream."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda, *, timed: bool) -> None:
         self._cuda = cuda
+        self._timed = timed
         self.at_ms = 0.0
         self.records = 0
 
@@ -95,6 +96,7 @@ class FakeEvent:
         return self.at_ms <= self._cuda.now_ms
 
     def elapsed_time(self, end: "FakeEvent") -> float:
+        assert self._timed
         assert self.query(), "an event that the device has not passed"
         assert end.query(), "an event that the device has not passed"
         return end.at_ms - self.at_ms

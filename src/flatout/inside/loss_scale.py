@@ -32,7 +32,7 @@ class LossScale:
         value = session.gpu.deferred.value_of(scale)
         if isinstance(value, Slot):
             event = session.torch.cuda.Event()
-            event.record()
+            event.record(session.torch.cuda.current_stream(session.device))
             self._under_way = (value, event)
         else:
             self._tell(value)

@@ -48,7 +48,7 @@ def batch_job(
             expected="a job that runs as it is",
             remedy=f"flatout fit {request.job.command.typed()}",
         )
-    if not sizes.find_source(sources(request.job.command, was)):
+    if not sizes.find_source(sources(request.job.command, was), 2 * was):
         raise CallerMistake(
             f"no way was found to change the batch of {first.batch} that reaches the model",
             expected="an option such as --batch-size, or a DataLoader with a batch_size",

@@ -42,10 +42,13 @@ def find_knee(
     headroom: float,
     most: int | None = None,
     deadline: float = math.inf,
+    second: int | None = None,
 ) -> Found:
-    """From the size as written up or down; `first` was executed, and fits."""
+    """From the size as written up or down; `first` was executed, and fits. `second` is to come next."""
     most = most or first.batch * _LARGEST_FACTOR
     trials = {first.batch: first}
+    if second is not None:
+        trials[second] = run(second)
     reason = "a larger batch would hardly be faster"
     while len(trials) < _MOST_TRIALS:
         # One size more costs little beside what came before it.
@@ -81,6 +84,8 @@ def _next(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float
     if line is None:
         return None
     wanted = min(largest, _knee(*line, largest))
+    if good[-2].batch * _NEAR < wanted < top.batch / _NEAR:
+        return _untried([_round(wanted, largest)], trials)
     if len(good) == _TWO and wanted <= top.batch * _NEAR:
         wanted = min(largest, 2 * top.batch)  # two runs may have been disturbed: a third tells
     if wanted > top.batch * _NEAR:

@@ -8,11 +8,12 @@ from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.batch import BatchTrial
 from flatout.records.plan import Choice
-from flatout.records.profile import Profile
+from flatout.records.profile import MemoryUse, Profile
 from flatout.records.tuning import LeverTrial, Pace, Verdict
 from flatout.records.words import memory_size
 from flatout.tune.batching import BATCH_SIZE, consequence, sources
 from flatout.tune.knee import FITS, TOO_LARGE, Found, find_knee
+from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import gain
 from flatout.tune.request import TuneRequest
@@ -21,6 +22,9 @@ from flatout.tune.sizes import Sizes
 
 # Of the device's memory, for what a larger batch needs once in a while.
 _HEADROOM = 0.1
+# How many times the size as written is tried first, as far as that surely fits: lines through sizes that lie
+# far apart tell more, and often there is time for one alone.
+_FIRST = (8, 4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,48 +43,38 @@ def larger_batch(
     chosen: tuple[Choice, ...],
     now: Pace,
     *,
-    uncompiled: Pace | None,
     deadline: float,
 ) -> LargerBatch:
-    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput.
-
-    `uncompiled`: the pace of the plan without the compiler, where it is known.
-    """
+    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput."""
     refusal = _refusal(measurer.request, baseline)
     if refusal:
         return LargerBatch(trials=[_skipped(refusal)])
     size = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))
-    # Compiling for each size would take minutes: sizes are compared without, and the choice is confirmed.
-    light = tuple(one for one in chosen if one.id != "compile")
-    sizes = Sizes(measurer, light, now, size)
-    if light == chosen:
-        first = sizes.trial(size, now)
-    else:
-        first = sizes.trial(size, uncompiled) if uncompiled is not None else sizes.as_it_is()
-    if not sizes.find_source(sources(measurer.request.job.command, size)):
+    room = measurer.request.max_memory_bytes or baseline.memory.device_total_bytes
+    sizes = Sizes(measurer, chosen, now, size)
+    first = sizes.trial(size, now)
+    second = size * _times_that_fit(now, baseline.memory, room)
+    if not sizes.find_source(sources(measurer.request.job.command, size), second):
         missed = [_trial(choice, "failed", why) for choice, why in sizes.in_vain]
         return LargerBatch(trials=missed or [_skipped("no way was found to change the size")])
-    room = measurer.request.max_memory_bytes or baseline.memory.device_total_bytes
-    found = find_knee(first, sizes.run, room_bytes=room, headroom=_HEADROOM, deadline=deadline)
+    found = find_knee(first, sizes.run, room_bytes=room, headroom=_HEADROOM, deadline=deadline, second=second)
     tried = [one for one in found.trials if one.batch != size]
     trials = [_told(one, first, sizes.choice(one.batch), found) for one in tried]
     if found.best.batch <= size:
         return LargerBatch(trials=trials)
-    choice = sizes.choice(found.best.batch)
-    whole = measurer.measure(f"the plan with {choice.words()}", (*chosen, choice), now).pace
-    if whole is None or measurer.is_too_large(whole) or gain(now, whole) < 1 + WORTH:
-        fails = whole is None or measurer.is_too_large(whole)
-        why = f"with the whole plan a larger batch {'does not fit' if fails else 'was no faster'}"
+    choice, pace = sizes.choice(found.best.batch), sizes.paces[found.best.batch]
+    by = gain(now, pace)
+    if by < 1 + WORTH:
+        why = "a larger batch was no faster"
         return LargerBatch(trials=[_rejected(trial, why) for trial in trials], note=why)
     times = sizes.samples[found.best.batch] / (baseline.samples_per_step or 1.0)
     told = consequence(choice, times)
-    by = gain(now, whole)
     kept = [
         msgspec.structs.replace(trial, measured_speedup=by) if trial.verdict == "kept" else trial
         for trial in trials
     ]
     measured = dataclasses.replace(choice, measured_speedup=by, reason=told)
-    return LargerBatch(trials=kept, choice=measured, pace=whole, note=told)
+    return LargerBatch(trials=kept, choice=measured, pace=pace, note=told)
 
 
 def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> LeverTrial:
@@ -91,10 +85,22 @@ def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> L
         return _trial(choice, "failed", f"the run ended as {one.outcome!r}")
     by = one.samples_per_s / first.samples_per_s if one.samples_per_s and first.samples_per_s else None
     if one is found.best:
-        return _trial(choice, "kept", "the knee of throughput", by)
+        is_knee = found.reason != OUT_OF_TIME
+        why = "the knee of throughput" if is_knee else "the fastest that there was time to run"
+        return _trial(choice, "kept", why, by)
     if found.best is first:
         return _trial(choice, "rejected", "throughput does not grow with the batch", by)
     return _trial(choice, "rejected", f"batch {found.best.batch} is at the knee: {found.reason}", by)
+
+
+def _times_that_fit(now: Pace, memory: MemoryUse, room_bytes: int | None) -> int:
+    """How many times the batch surely fits: what the model holds stays, all else grows with the batch."""
+    held = [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes]
+    if room_bytes is None or now.peak_bytes is None or None in held:
+        return 2
+    fixed = sum(one for one in held if one is not None)
+    growing = max(0, now.peak_bytes - fixed)
+    return next((times for times in _FIRST if fixed + times * growing <= (1 - _HEADROOM) * room_bytes), 2)
 
 
 def _trial(choice: Choice, verdict: Verdict, reason: str, speedup: float | None = None) -> LeverTrial:

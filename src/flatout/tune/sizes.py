@@ -25,14 +25,14 @@ class Sizes:
         self._source = Source()
         # What was executed, by size.
         self._known: dict[int, BatchTrial] = {}
-        # How many samples an update of that run saw.
+        # How it went, and how many samples an update of that run saw.
+        self.paces: dict[int, Pace] = {}
         self.samples: dict[int, float] = {}
         # Ways to change the size that do not reach the model, and what was seen of them.
         self.in_vain: list[tuple[Choice, str]] = []
 
-    def find_source(self, sources: Iterable[Source]) -> bool:
+    def find_source(self, sources: Iterable[Source], size: int) -> bool:
         """Whether one of these changes the size: the first that shows in the batches that reach the model."""
-        size = 2 * self._was
         for source in sources:
             self._source = source
             trial, reached = self._try(size)
@@ -83,6 +83,8 @@ class Sizes:
         reached = _reached(found.profile)
         if found.profile is not None and found.profile.samples_per_step is not None:
             self.samples[size] = found.profile.samples_per_step
+        if found.pace is not None:
+            self.paces[size] = found.pace
         return self.trial(size, found.pace, found.outcome), reached
 
 

@@ -18,7 +18,7 @@ from flatout.records.errors import JobFailed
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
-from flatout.records.tuning import LeverTrial, Pace, Rung
+from flatout.records.tuning import LeverTrial, Pace
 from flatout.records.words import duration, memory_size
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
@@ -37,7 +37,7 @@ from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
-from flatout.tune.result import WAITS, Found, Stages, result_of
+from flatout.tune.result import Found, Stages, result_of
 from flatout.tune.search import WORTH, Finder
 from flatout.tune.within_memory import make_room
 
@@ -105,10 +105,8 @@ class _Tuner:
                 chosen, confirmed = self._confirm(chosen, as_written, known)
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
-        # Arms that never waited for a batch tell nothing of a job that does.
         repeats = can_repeat_batches(job)
-        ladder = [] if repeats and self._input_wait > WAITS else finder.ladder
-        larger = self._larger_batch(baseline, chosen, confirmed or as_written, ladder)
+        larger = self._larger_batch(baseline, chosen, confirmed or as_written)
         self._notes += _told_of_moods(self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
@@ -201,18 +199,14 @@ class _Tuner:
             self._notes.append(room.note)
         return room.chosen, room.measured if room.chosen else measured, room.trials
 
-    def _larger_batch(
-        self, baseline: Profile, chosen: tuple[Choice, ...], now: Pace, ladder: Sequence[Rung]
-    ) -> LargerBatch:
+    def _larger_batch(self, baseline: Profile, chosen: tuple[Choice, ...], now: Pace) -> LargerBatch:
         with self._stage("batch size"):
             return larger_batch(
                 self._measurer,
                 baseline,
                 chosen,
                 now,
-                uncompiled=_uncompiled(now, chosen, ladder),
-                # On top of the budget, since it was asked for by name; but not without an end, and a last run
-                # with all of the plan comes after it.
+                # On top of the budget, since it was asked for by name; but not without an end.
                 deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline),
             )
 
@@ -404,16 +398,6 @@ def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
         return []
     least, most = f"{min(base_ms):.3g}", f"{max(base_ms):.3g}"
     return [f"other work runs on this machine: steps without levers took {least} to {most} ms while tuning"]
-
-
-def _uncompiled(now: Pace, chosen: Sequence[Choice], ladder: Sequence[Rung]) -> Pace | None:
-    """The pace of the plan without the compiler, which comes last: it is the rung before."""
-    if not ladder or not chosen or chosen[-1].id != "compile" or ladder[-1].lever != chosen[-1].words():
-        return None
-    by, rate = ladder[-1].gain, now.samples_per_s
-    return dataclasses.replace(
-        now, step_ms=now.step_ms * by, samples_per_s=rate / by if rate is not None else None
-    )
 
 
 def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:

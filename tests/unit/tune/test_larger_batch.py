@@ -58,26 +58,29 @@ class Job:
     def is_too_large(self, pace: Pace) -> bool:
         return self.most is not None and (pace.peak_bytes or 0) > self.most
 
-    def larger(self, *chosen: Choice, deadline: float = 1e18) -> LargerBatch:
-        memory = MemoryUse(device_total_bytes=self.room)
+    def larger(self, *chosen: Choice, deadline: float = 1e18, held: int | None = 0) -> LargerBatch:
+        memory = MemoryUse(
+            device_total_bytes=self.room, parameter_bytes=held, gradient_bytes=0, optimizer_bytes=0
+        )
         baseline = profile(samples_per_step=float(WAS), micro_batches=1.0, memory=memory)
         now = self.pace(WAS, compiled=COMPILE in chosen)
         measurer: Any = self
-        return larger_batch(measurer, baseline, chosen, now, uncompiled=None, deadline=deadline)
+        return larger_batch(measurer, baseline, chosen, now, deadline=deadline)
 
 
 def size_of(found: LargerBatch) -> int | None:
     return found.choice.settings["-b"] if found.choice is not None else None
 
 
-def test_the_knee_is_found_in_few_runs_and_confirmed_with_the_whole_plan() -> None:
+def test_the_knee_is_found_in_few_runs_of_the_whole_plan() -> None:
     job = Job(room=100_000)
     found = job.larger(BF16, COMPILE)
     size = size_of(found)
     assert size is not None
     assert size >= 256
-    assert job.ran[-1] == (size, True)
-    assert len(job.ran) <= 6
+    assert (size, True) in job.ran
+    assert all(compiled for _, compiled in job.ran)
+    assert len(job.ran) <= 5
     assert found.pace == job.pace(size, compiled=True)
     assert "learning rate" in found.note
     assert [trial.verdict for trial in found.trials].count("kept") == 1
@@ -115,12 +118,27 @@ def test_an_option_that_does_something_else_is_not_used() -> None:
 def test_a_plan_that_no_longer_fits_leaves_the_size() -> None:
     found = Job(graphs=1000).larger(BF16, COMPILE)
     assert found.choice is None
-    assert "does not fit" in found.note
+    assert {trial.verdict for trial in found.trials} == {"failed"}
 
 
-def test_when_time_is_over_what_was_executed_counts() -> None:
-    job = Job(room=100_000)
-    assert size_of(job.larger(BF16, deadline=0.0)) == 2 * WAS
+@pytest.mark.parametrize(
+    ("room", "held", "times"), [(100_000, 0, 8), (30, 0, 4), (10, 0, 2), (100_000, None, 2)]
+)
+def test_when_time_is_over_the_size_that_surely_fits_was_executed(
+    room: int, held: int | None, times: int
+) -> None:
+    found = Job(room=room).larger(BF16, deadline=0.0, held=held)
+    assert size_of(found) == times * WAS
+    told = "time to run" if room > 8 * WAS else "knee"
+    assert told in found.trials[0].reason
+
+
+def test_a_knee_between_two_sizes_is_executed() -> None:
+    job = Job(room=100_000, fixed=0.4, each=1.0)
+    size = size_of(job.larger(BF16))
+    assert size is not None
+    assert WAS < size < 8 * WAS
+    assert len(job.ran) <= 3
 
 
 @pytest.mark.parametrize("goal", ["latency", "memory"])
@@ -129,6 +147,6 @@ def test_other_goals_are_not_served_by_it(goal: Any) -> None:
     request = dataclasses.replace(job.request, goal=goal)
     measurer: Any = type("With", (), {"request": request})()
     now = job.pace(WAS, compiled=False)
-    found = larger_batch(measurer, profile(), (), now, uncompiled=None, deadline=1e18)
+    found = larger_batch(measurer, profile(), (), now, deadline=1e18)
     assert found.choice is None
     assert goal in found.trials[0].reason

@@ -1,0 +1,113 @@
+"""`flatout.generate`: text from a language model of transformers, near what the device's memory allows."""
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flatout.infer.generating.generator import Generator, Request
+from flatout.infer.generating.planning import rows_that_fit
+from flatout.infer.generating.proving import refusal
+from flatout.infer.generating.sampling import Sampling
+
+# What was made ready for a model, with the room that it has; or why that was not possible.
+_ready: "weakref.WeakKeyDictionary[Any, Generator | str]" = weakref.WeakKeyDictionary()
+# Rooms grow by steps, so that requests of all lengths share one.
+_STEP = 256
+# More sequences than this take turns.
+_MOST_ROWS = 64
+
+
+def generate(
+    model: Any,
+    prompts: Any,
+    *,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop: Sequence[int] | None = None,
+    tokenizer: Any = None,
+    on_token: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Continue each prompt, several at a time, in any lengths; greedy unless a temperature is given.
+
+    Prompts are lists of token ids; with a `tokenizer` they may be texts, and so are the answers. Answers hold
+    the new tokens alone. They end after `max_new_tokens`, or with one of `stop` (default: the model's own).
+    `on_token(prompt's number, token)` hears of each token as it comes. The first call compiles, which takes a
+    minute or two on a GPU; later ones with no longer sequences start at once. A model that cannot be driven
+    this way is left to its own `generate`, with a warning that says why.
+    """
+    texts = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], str))
+    if texts and tokenizer is None:
+        raise TypeError("prompts are texts: generate(..., tokenizer=...) is expected with these")
+    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    ids = [list(tokenizer(one)["input_ids"]) if texts else [int(word) for word in one] for one in given]
+    stops = _stops(model) if stop is None else tuple(stop)
+    requests = [
+        Request(prompt, max_new_tokens, Sampling(temperature=temperature, top_k=top_k, top_p=top_p), stops)
+        for prompt in ids
+    ]
+    for number, request in enumerate(requests):
+        if on_token is not None:
+            request.on_token = lambda token, number=number: on_token(number, token)  # type: ignore[misc]
+    answers = _answered(model, requests)
+    return [tokenizer.decode(one, skip_special_tokens=True) for one in answers] if texts else answers
+
+
+def _answered(model: Any, requests: list[Request]) -> list[list[int]]:
+    if not requests:
+        return []
+    length = max(len(one.prompt) + one.new_tokens for one in requests)
+    generator = generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
+    if isinstance(generator, Generator):
+        return generator.generate(requests)
+    warnings.warn(f"flatout.generate leaves this model to its own generate(): {generator}", stacklevel=4)
+    return [_by_itself(model, request) for request in requests]
+
+
+def generator_for(model: Any, *, rows: int, length: int) -> Generator | str:
+    """One with room for this, made now or before; or why there is none."""
+    known = _ready.get(model)
+    if isinstance(known, str):
+        return known
+    if known is not None and known.decoder.rows >= rows and known.decoder.length >= length:
+        return known
+    why = refusal(model, length) if known is None else ""
+    if why:
+        _ready[model] = why
+        return why
+    room = -(-length // _STEP) * _STEP
+    _ready.pop(model, None)
+    del known
+    made = _ready[model] = Generator(model, rows=rows_that_fit(model, rows, room), length=room)
+    return made
+
+
+@torch.no_grad()
+def _by_itself(model: Any, request: Request) -> list[int]:
+    ids = torch.tensor([list(request.prompt)], device=next(model.parameters()).device)
+    how = request.sampling
+    drawing = (
+        {"do_sample": True, "temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+        if how.temperature
+        else {"do_sample": False}
+    )
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=request.new_tokens,
+        eos_token_id=list(request.stops) or None,
+        pad_token_id=0,
+        **drawing,
+    )
+    first = 0 if getattr(model.config, "is_encoder_decoder", False) else len(request.prompt)
+    return [int(token) for token in out[0, first:]]
+
+
+def _stops(model: Any) -> tuple[int, ...]:
+    config = getattr(model, "generation_config", None) or getattr(model, "config", None)
+    found = getattr(config, "eos_token_id", None)
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
