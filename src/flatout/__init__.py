@@ -92,5 +92,7 @@ def __getattr__(name: str) -> Any:
     if name == "tune":  # a room, too, which answers to a call
         return importlib.import_module("flatout.tune")
     if name in _ROOMS:
-        return getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        found = getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        globals()[name] = found  # loops call some of them at every step
+        return found
     raise AttributeError(f"module 'flatout' has no attribute {name!r}")

@@ -215,6 +215,8 @@ class Log:
 
 
 def _whole(step: Any) -> int:
+    if type(step) is int:
+        return step
     on_device = getattr(getattr(step, "device", None), "type", "cpu") != "cpu"
     if not on_device:  # reading one there would wait for it
         try:
