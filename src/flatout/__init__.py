@@ -21,6 +21,8 @@ checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any insta
 flatout.stop_requested()                                   # a signal came, on any rank
 flatout.generate(model, prompts, max_new_tokens=100)       # text, near what memory bandwidth allows
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
+
+flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
 """
 
 import importlib
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from flatout.entry.fitting import fit
     from flatout.entry.generating import generate
     from flatout.entry.loading import loader_settings, prefetch
+    from flatout.entry.log import log
     from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
@@ -54,6 +57,7 @@ __all__ = [
     "fit",
     "generate",
     "loader_settings",
+    "log",
     "microbatch",
     "observe",
     "parallel",
@@ -74,6 +78,7 @@ _ROOMS = {
     "fit": "fitting",
     "generate": "generating",
     "loader_settings": "loading",
+    "log": "log",
     "microbatch": "microbatching",
     "observe": "observe",
     "parallel": "paralleling",
@@ -87,5 +92,7 @@ def __getattr__(name: str) -> Any:
     if name == "tune":  # a room, too, which answers to a call
         return importlib.import_module("flatout.tune")
     if name in _ROOMS:
-        return getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        found = getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        globals()[name] = found  # loops call some of them at every step
+        return found
     raise AttributeError(f"module 'flatout' has no attribute {name!r}")

@@ -16,8 +16,8 @@ def test_the_public_surface_is_what_we_meant() -> None:
     public = [
         *("Checkpointer", "MemoryTracker", "Microbatch", "NotFinite", "Stopped", "Update"),
         *("__version__", "apply"),
-        *("find_batch_size", "fit", "generate", "loader_settings", "microbatch", "observe", "parallel"),
-        *("prefetch", "stop_requested", "tune"),
+        *("find_batch_size", "fit", "generate", "loader_settings", "log", "microbatch", "observe"),
+        *("parallel", "prefetch", "stop_requested", "tune"),
     ]
     assert flatout.__all__ == public
     assert all(callable(getattr(flatout, name)) for name in public if name != "__version__")
