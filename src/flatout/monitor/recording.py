@@ -31,7 +31,7 @@ def frame_line(frame: Frame) -> bytes:
 
 
 class Recorder:
-    """Writes frames. A file that is half of `most_bytes` is put aside as FILE.1, which drops the one before."""
+    """Writes frames. A file of half of `most_bytes` is put aside as FILE.1, over the one before."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
@@ -124,7 +124,7 @@ class Recording:
             return parts[0].open("rb")
         whole = tempfile.TemporaryFile(prefix="flatout-replay-")  # noqa: SIM115 - closed by close()
         for part in parts:
-            opened = gzip.open(part, "rb") if part.suffix == _COMPRESSED else part.open("rb")
+            opened = gzip.open(part) if part.suffix == _COMPRESSED else part.open("rb")  # noqa: SIM115
             # The end of a file that is still written, or was never finished, is missing: the rest counts.
             with opened, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
                 while piece := opened.read(1 << 20):

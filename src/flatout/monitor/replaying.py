@@ -1,4 +1,4 @@
-"""A recording as if it happened now: the same frames and histories as of a live machine, with a place to go to."""
+"""A recording as if it happened now: the frames and histories of a live machine, with a place to go to."""
 
 import time
 from collections.abc import Callable
