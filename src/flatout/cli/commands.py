@@ -33,6 +33,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "fit": CommandEntry("flatout.cli.fit", "Will it fit, and on which GPUs; no GPU needed."),
     "batch": CommandEntry("flatout.cli.batch", "The batch size at the knee of throughput."),
+    "watch": CommandEntry("flatout.cli.watch", "GPUs, jobs and processes of this machine, live."),
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),

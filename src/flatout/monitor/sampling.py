@@ -25,6 +25,7 @@ from flatout.records.errors import EnvironmentProblem
 from flatout.records.live import LiveJob
 from flatout.records.processes import JobHere
 from flatout.records.watching import Frame, HostSample
+from flatout.runtime.live_jobs import live_jobs
 
 LIVE_EVERY_S = 2.0
 # The machine's own figures are read no more often than this.
@@ -33,10 +34,6 @@ HOST_EVERY_S = 1.0
 _CLOSING_S = 0.5
 
 LookForLive = Callable[[Sequence[JobHere], Sequence[Path]], Sequence[LiveJob]]
-
-
-def _no_live_jobs(_jobs: Sequence[JobHere], _roots: Sequence[Path]) -> Sequence[LiveJob]:
-    return ()
 
 
 class MachineSampler:
@@ -51,7 +48,7 @@ class MachineSampler:
         *,
         thoroughly_every_s: float = 5.0,
         jobs: JobsWatch | None = None,
-        live_jobs: LookForLive = _no_live_jobs,
+        look_for_live: LookForLive = live_jobs,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._sources = default_sources() if sources is None else list(sources)
@@ -61,19 +58,18 @@ class MachineSampler:
         ]
         self._every_s, self._jobs_every_s, self._roots = every_s, jobs_every_s, tuple(roots)
         self._jobs_watch = JobsWatch() if jobs is None else jobs
-        self._look_for_live = live_jobs
+        self._look_for_live = look_for_live
         self._now_unix_s = now_unix_s
         self._host = socket.gethostname()
         self._jobs: tuple[JobHere, ...] = ()
         self._live: tuple[LiveJob, ...] = ()
         self._machine = HostSample()
         self._notes: tuple[str, ...] = ()
-        self._jobs_seen = threading.Event()
+        self._jobs_seen, self._host_seen = threading.Event(), threading.Event()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        psutil.cpu_percent()  # the first answer of this function means nothing
         for watch in self._watches:
             self._start(f"flatout-watch-{watch.vendor}", partial(watch.run, self._ended))
         self._start("flatout-watch-jobs", self._follow_jobs)
@@ -122,10 +118,11 @@ class MachineSampler:
         return DeviceHistory(samples_kept=1, minutes_kept=1)
 
     def wait_until_complete(self, timeout_s: float, *, samples: int = 1) -> bool:
-        """Wait until every vendor has given so many samples, and processes were seen; False if in vain."""
+        """Wait for so many samples of every vendor, for processes and the host; False if in vain."""
         until = time.monotonic() + timeout_s
         done = [watch.wait_for(samples, until - time.monotonic()) for watch in self._watches]
-        return all([*done, self._jobs_seen.wait(max(0.0, until - time.monotonic()))])
+        seen = (self._jobs_seen, self._host_seen)
+        return all([*done, *(event.wait(max(0.0, until - time.monotonic())) for event in seen)])
 
     def _start(self, name: str, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name=name, daemon=True)
@@ -150,6 +147,7 @@ class MachineSampler:
             self._ended.wait(max(self._every_s, LIVE_EVERY_S))
 
     def _follow_host(self) -> None:
+        psutil.cpu_percent()  # its first answer in a thread means nothing
         while not self._ended.wait(max(self._every_s, HOST_EVERY_S)):
             memory = psutil.virtual_memory()
             self._machine = HostSample(
@@ -157,3 +155,4 @@ class MachineSampler:
                 memory_used_bytes=memory.total - memory.available,
                 memory_total_bytes=memory.total,
             )
+            self._host_seen.set()

@@ -233,7 +233,7 @@ class JobRow:
             state = self.job.state if self.job else "unknown"
             moods: dict[str, Mood] = {"running": "good", "orphan": "bad", "zombie": "bad", "unknown": "warn"}
             return Said(state, moods.get(state, "plain"))
-        if self.silent_s is not None:
+        if self.silent_s is not None and self.live.state != "stalled":
             return Said("no news", "warn")
         if self.live.state == "ended":
             failed = bool(self.live.exit_code) or self.live.signal is not None
