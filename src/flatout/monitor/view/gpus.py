@@ -194,7 +194,7 @@ def _curves(
     span: tuple[str, float],
     marks: Marks,
 ) -> list[Text]:
-    wanted = _wanted(device, sample)[: max(1, room)]
+    wanted = _wanted(device, sample, history)[: max(1, room)]
     height = max(1, min(4, room // len(wanted)))
     breadth = width - _LABEL - 1
     if breadth < _BAR_LEAST:
@@ -211,14 +211,19 @@ def _curves(
     return lines[:room]
 
 
-def _wanted(device: Device, sample: DeviceSample) -> Sequence[tuple[str, str, float, str]]:
+def _wanted(
+    device: Device, sample: DeviceSample, history: DeviceHistory
+) -> Sequence[tuple[str, str, float, str]]:
     """Curves, the most telling first: name, series, its upper edge and what that is."""
     activity = activities(sample)[0]
     limit = sample.power_limit_mw or device.power_limit_default_mw or 0
     slowdown, total = device.temperature_slowdown_c or 0, device.memory_total_bytes or 0
-    name = activity.measured if activity.share is not None else "kernel running"
+    name, series = activity.measured, activity.series
+    if activity.share is None:  # of one that is lost, what it did before
+        known = history.curve("sm_active_share", SPANS[-1][1], 1)[0] is not None
+        name, series = ("SM active", "sm_active_share") if known else ("kernel running", activity.series)
     found = [
-        (name, activity.series, 1.0, ""),
+        (name, series, 1.0, ""),
         ("power", "power_draw_mw", float(limit), f"to {limit / 1000:.0f} W" if limit else ""),
         ("temperature", "temperature_c", float(slowdown), f"to {slowdown} °C" if slowdown else ""),
         ("memory", "memory_used_bytes", float(total), f"to {memory_size(total)}" if total else ""),

@@ -75,9 +75,9 @@ def keys_line(width: int, marks: Marks, span: str, *, replay: bool) -> Text:
     )
     line = Text(no_wrap=True, end="")
     for words in wanted:
-        if line.cell_len + len(words) + 3 > width:
+        if line.cell_len + len(words) + 4 > width:
             break
         key, _, meaning = words.partition(" ")
         line.append(f" {key} ", style="reverse")
-        line.append(f"{meaning} ")
+        line.append(f" {meaning} ")
     return cell(line, width, marks)

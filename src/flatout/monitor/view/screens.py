@@ -22,9 +22,15 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("/", "filter by name, user or pid; escape ends it"),
     ("t", "the time that curves show: 1 min to 24 h"),
     ("space", "pause, and go on"),
-    ("left, right, home, end", "in a recording: 10 frames back or forth, the first, the last"),
-    ("x", "end the job without losing its work (asks first; only with --allow-stop)"),
+    ("left, right, home, end", "in a recording: back, forth, first, last"),
+    ("x", "end the job (asks first; only with --allow-stop)"),
     ("?", "these keys"),
+)
+
+
+_MEANINGS = (
+    "SM active: the share of time in which multiprocessors had work. Tensor active: their tensor cores. Kernel "
+    "running: some kernel ran, however small. DRAM busy: of what the GPU's memory can move. None of them is MFU."
 )
 
 

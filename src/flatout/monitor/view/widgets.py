@@ -39,11 +39,13 @@ class Lines(Widget):
         number = self._first + y
         if number >= len(self._lines):
             return Strip.blank(width, self.rich_style)
-        style = self.rich_style + _CHOSEN if number == self._chosen else self.rich_style
-        segments = Segment.apply_style(self._lines[number].render(self.app.console), style)
-        if number == self._chosen:  # on top of the line's own colours
-            segments = Segment.apply_style(segments, post_style=_CHOSEN)
-        return Strip(segments).adjust_cell_length(width, style)
+        line, console = self._lines[number], self.app.console
+        if number == self._chosen:  # without colours of its own: reversed, these are hard to read
+            return Strip([Segment(line.plain, _CHOSEN)]).adjust_cell_length(width, _CHOSEN)
+        style = self.rich_style + console.get_style(line.style)
+        return Strip(Segment.apply_style(line.render(console), style)).adjust_cell_length(
+            width, self.rich_style
+        )
 
     def on_resize(self) -> None:
         """Another height shows other lines."""
