@@ -1,5 +1,6 @@
 """Screens over the main one: a job with all that is known of it, a question, the keys."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -29,8 +30,9 @@ KEYS: tuple[tuple[str, str], ...] = (
 
 
 _MEANINGS = (
-    "SM active: the share of time in which multiprocessors had work. Tensor active: their tensor cores. Kernel "
-    "running: some kernel ran, however small. DRAM busy: of what the GPU's memory can move. None of them is MFU."
+    "SM active: the share of time in which multiprocessors had work. Tensor active: their tensor cores. "
+    "Kernel running: some kernel ran, however small. DRAM busy: of what the GPU's memory can move. None of "
+    "them is MFU."
 )
 
 
@@ -123,11 +125,6 @@ def key_lines(width: int, marks: Marks) -> list[Text]:
         lines.append(cell(text(f"{keys:<24}{words}", marks), width, marks))
     lines += [
         Text(),
-        text(
-            "SM active: share of time in which multiprocessors had work; tensor active: their", marks, "dim"
-        ),
-        text(
-            "tensor cores; kernel running: some kernel ran, however small. None of them is MFU.", marks, "dim"
-        ),
+        *(text(line, marks, "dim") for line in textwrap.wrap(_MEANINGS, max(20, width - 1))),
     ]
     return lines

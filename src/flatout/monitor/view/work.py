@@ -1,6 +1,7 @@
 """What runs: jobs and processes on GPUs as lines to walk through, and one job with everything known of it."""
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,7 +12,7 @@ from flatout.monitor.view.marks import Marks
 from flatout.records.live import LiveJob
 from flatout.records.watched import JobRow, Mood, ProcessRow, figures_of, job_rows, process_rows
 from flatout.records.watching import Frame
-from flatout.records.words import age, duration, memory_size, percent
+from flatout.records.words import age, duration, inert, memory_size, percent
 
 Sorting = Literal["memory", "age", "name", "user", "GPU"]
 SORTINGS: tuple[Sorting, ...] = ("memory", "age", "name", "user", "GPU")
@@ -207,11 +208,8 @@ def _live_lines(job: LiveJob, width: int, marks: Marks) -> list[Text]:
     more += [(name, str(count)) for name, count in counted if count]
     lines += [Text(), *wrapped([text(f"{name} {value}", marks) for name, value in more], width)]
     if job.finding:
-        lines += [
-            Text(),
-            text("first finding of its last profile", marks, bold=True),
-            text(job.finding, marks),
-        ]
+        lines += [Text(), text("first finding of its last profile", marks, bold=True)]
+        lines += [text(part, marks) for part in textwrap.wrap(inert(job.finding), max(20, width))]
     if job.ranks:
         lines += [Text(), text("ranks", marks, bold=True)]
         for rank in job.ranks:
