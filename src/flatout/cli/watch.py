@@ -130,9 +130,10 @@ def command(
     with contextlib.ExitStack() as held:
         recorder = held.enter_context(Recorder(record, record_most)) if record else None
         held.enter_context(sampler)
-        with output.progress("looking at this machine"):
-            # Activity is measured between two samples.
-            sampler.wait_until_complete(_FIRST_LOOK_S, samples=2 if once or not alone else 1)
+        if devices or not alone:  # the view shows what is there as it comes
+            with output.progress("looking at this machine"):
+                # Activity is measured between two samples.
+                sampler.wait_until_complete(_FIRST_LOOK_S, samples=1 if alone else 2)
         _insist_on_devices(sampler.frame(), devices)
         if alone:
             _live(sampler, every, devices, recorder, grace if allow_stop else None)

@@ -3,10 +3,10 @@
 import contextlib
 import gzip
 import io
-import os
 import tempfile
 import zlib
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Self
 
@@ -20,6 +20,9 @@ MOST_BYTES = 256 << 20
 # A compressed recording is unpacked to be read; more than this is no recording of ours.
 _UNPACKED_MOST_BYTES = 8 << 30
 _COMPRESSED = ".gz"
+# How zlib calls what gzip writes.
+_GZIP = 31
+_PIECE = 1 << 20
 # So many frames at most are lost with a machine that loses its power.
 _FLUSH_EVERY = 10
 _REMEDY = "flatout watch --record FILE   # makes one"
@@ -103,9 +106,13 @@ class Recording:
         if not parts:
             raise EnvironmentProblem(f"{path} is not there", expected="a recording", remedy=_REMEDY)
         self._file = self._unpacked(parts, unpacked_most_bytes)
-        self._find_lines()
-        if not self._starts:
-            raise CorruptFile(path, "it holds no frame", remedy=_REMEDY)
+        try:
+            self._find_lines()
+            if not self._starts:
+                raise CorruptFile(path, "it holds no frame", remedy=_REMEDY)
+        except (CorruptFile, ForeignVersion):
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -124,16 +131,11 @@ class Recording:
             return parts[0].open("rb")
         whole = tempfile.TemporaryFile(prefix="flatout-replay-")  # noqa: SIM115 - closed by close()
         for part in parts:
-            opened = gzip.open(part) if part.suffix == _COMPRESSED else part.open("rb")  # noqa: SIM115
-            # The end of a file that is still written, or was never finished, is missing: the rest counts.
-            with opened, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-                while piece := opened.read(1 << 20):
-                    whole.write(piece)
-                    if whole.tell() > most_bytes:
-                        raise CorruptFile(
-                            part, f"it unpacks to more than {most_bytes >> 20} MiB", remedy=_REMEDY
-                        )
-            whole.seek(0, os.SEEK_END)
+            for piece in _pieces(part):
+                whole.write(piece)
+                if whole.tell() > most_bytes:
+                    whole.close()
+                    raise CorruptFile(part, f"it unpacks to more than {most_bytes >> 20} MiB", remedy=_REMEDY)
         return whole
 
     def _find_lines(self) -> None:
@@ -155,6 +157,23 @@ class Recording:
             found = text[len(b'{"schema":"') : 64].split(b'"')[0].decode(errors="replace")
             if found != schema_name(FRAME_KIND, FRAME_VERSION):
                 raise ForeignVersion(self._path, found, readable=repr(schema_name(FRAME_KIND, FRAME_VERSION)))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """What a file holds, unpacked, a piece at a time; without what a killed recorder did not finish."""
+    with path.open("rb") as file:
+        if path.suffix != _COMPRESSED:
+            yield from iter(lambda: file.read(_PIECE), b"")
+            return
+        unpacking, packed = zlib.decompressobj(_GZIP), b""
+        while packed := packed or file.read(_PIECE):
+            try:
+                yield unpacking.decompress(packed, _PIECE)
+            except zlib.error:
+                return
+            packed = unpacking.unconsumed_tail
+            if unpacking.eof:  # each start of a recorder adds a member
+                unpacking, packed = zlib.decompressobj(_GZIP), unpacking.unused_data
 
 
 def _is_frame(text: bytes) -> bool:

@@ -41,7 +41,9 @@ class SourceWatch:
         self._now_unix_s, self._monotonic = now_unix_s, monotonic
         # Replaced as a whole: whoever reads sees one look or the next, never half of each.
         self._pairs: tuple[tuple[Device, DeviceSample], ...] = ()
-        self._status: tuple[VendorStatus, ...] = ()
+        self._status: tuple[VendorStatus, ...] = (
+            VendorStatus(vendor=self.vendor, absent_reason="it is being looked for"),
+        )
         self._devices: tuple[Device, ...] = ()
         self._took_s: deque[float] = deque(maxlen=2)
         self._discovered_at = self._thorough_at = -1e9

@@ -28,7 +28,7 @@ from flatout.records.words import memory_size
 # Time spans that curves can show, with their names.
 SPANS: tuple[tuple[str, float], ...] = (("1 min", 60.0), ("5 min", 300.0), ("1 h", 3600.0), ("24 h", 86400.0))
 _INDEX, _MEMORY, _POWER, _HEAT = 4, 18, 12, 11
-_ACTIVITY_LEAST, _LIMIT_MOST = 15, 24
+_ACTIVITY_LEAST, _LIMIT_LEAST, _LIMIT_MOST = 15, 5, 24
 _BRIEF_MEMORY = 11
 _LABEL = 15
 _BAR_LEAST, _BAR_MOST = 8, 40
@@ -52,9 +52,11 @@ def _columns(width: int, pairs: Sequence[tuple[Device, DeviceSample]]) -> _Colum
     samples = [sample for _, sample in pairs if sample.state == "up"]
     activity = max([_ACTIVITY_LEAST, *(len(activities(sample)[0].words) for sample in samples)])
     left = width - _INDEX - activity
-    wide = left >= _MEMORY + 1
-    left -= (_MEMORY if wide else _BRIEF_MEMORY) + 1
     limit = min(_LIMIT_MOST, max((len(limit_words(sample).words) for sample in samples), default=0))
+    wide = left >= _MEMORY + 1 + limit + bool(limit)
+    left -= (_MEMORY if wide else _BRIEF_MEMORY) + 1
+    if _LIMIT_LEAST < left <= limit:
+        limit = left - 1  # a word that is cut is more than none
     name = max((len(device.name) for device, _ in pairs), default=0)
     found = []
     for needed in (_HEAT, limit, _POWER, name):
