@@ -33,6 +33,10 @@ HOST_EVERY_S = 1.0
 # How long a thread that does not end is waited for; a blocked driver keeps nobody from leaving.
 _CLOSING_S = 0.5
 
+# Looking at processes takes at most this share of a core, however many there are, unless that were too rare.
+_JOBS_SHARE_MOST = 0.001
+_JOBS_PAUSE_MOST_S = 30.0
+
 LookForLive = Callable[[Sequence[JobHere], Sequence[Path]], Sequence[LiveJob]]
 
 
@@ -131,6 +135,7 @@ class MachineSampler:
 
     def _follow_jobs(self) -> None:
         while not self._ended.is_set():
+            began = time.thread_time()
             pairs = [pair for watch in self._watches for pair in watch.pairs() if pair[0].vendor != "cpu"]
             try:
                 found = self._jobs_watch.look(pairs, self._ended)
@@ -139,7 +144,7 @@ class MachineSampler:
             else:
                 self._jobs, self._notes = found.jobs, found.notes
             self._jobs_seen.set()
-            self._ended.wait(self._jobs_every_s)
+            self._ended.wait(jobs_pause_s(self._jobs_every_s, time.thread_time() - began))
 
     def _follow_live(self) -> None:
         while not self._ended.is_set():
@@ -156,3 +161,8 @@ class MachineSampler:
                 memory_total_bytes=memory.total,
             )
             self._host_seen.set()
+
+
+def jobs_pause_s(every_s: float, cost_s: float) -> float:
+    """How long to wait after a look at processes that took so much processor time."""
+    return max(every_s, min(_JOBS_PAUSE_MOST_S, cost_s / _JOBS_SHARE_MOST))

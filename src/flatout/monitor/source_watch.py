@@ -96,12 +96,18 @@ class SourceWatch:
         return self._status
 
     def wait_for(self, samples: int, timeout_s: float) -> bool:
-        """Wait until there were so many samples."""
+        """Wait until there were so many samples, or it is known that there is nothing to sample."""
+
+        def enough() -> bool:
+            return self._samples >= samples or (self._samples > 0 and not self._devices)
+
         with self._news:
-            return self._news.wait_for(lambda: self._samples >= samples, max(0.0, timeout_s))
+            return self._news.wait_for(enough, max(0.0, timeout_s))
 
     @property
     def _pause_s(self) -> float:
+        if self._samples and not self._devices:
+            return max(self._every_s, REDISCOVER_LOST_S)
         usual = min(self._took_s, default=0.0)
         return max(self._every_s, min(_PAUSE_MOST_S, usual / _BUSY_SHARE_MOST))
 

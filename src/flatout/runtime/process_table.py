@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -139,12 +138,15 @@ class TableReader:
     program is a new one.
     """
 
-    # Python processes are looked at as a whole now and then: one may have imported torch since, or have
-    # changed its words.
+    # Python processes are looked at as a whole now and then: one may have changed its words.
     ANEW_EVERY = 12
+    # In its first minute, one may import torch from one look to the next.
+    _YOUNG_S = 60.0
 
     def __init__(self) -> None:
         self._known: dict[int, Seen] = {}
+        # What the kernel said of each: most processes of a machine sleep, and it says the same again.
+        self._told: dict[int, bytes] = {}
         self._looks = 0
 
     def __call__(self) -> Table:
@@ -155,32 +157,39 @@ class TableReader:
             self._looks += 1
             table = Table(filter(None, map(self._again, psutil.pids())))
         self._known = table.by_pid
+        self._told = {pid: told for pid, told in self._told.items() if pid in self._known}
         return table
 
     def _again(self, pid: int) -> Seen | None:
         known = self._known.get(pid)
         try:
-            if known is None or (known.is_python and self._is_due(known)):
+            if known is None or (known.is_python and (self._looks + pid) % self.ANEW_EVERY == 0):
                 return _seen(psutil.Process(pid))
-            stat = _stat(pid)
-            forked = bool(int(stat["flags"]) & _FORKED)
-            if (float(stat["start"]), stat["name"], forked) != (known.start, known.name, known.forked):
-                return _seen(psutil.Process(pid))
+            told = _told_by_the_kernel(pid)
+            if told != self._told.get(pid):
+                self._told[pid] = told
+                known = _changed(known, _parsed(told))
+            if known.is_python and known.holds_torch is False and known.age_s < self._YOUNG_S:
+                known = dataclasses.replace(known, holds_torch=_holds_torch(pid))
         except (OSError, psutil.NoSuchProcess):
             return None
-        return dataclasses.replace(
-            known,
-            parent=int(stat["parent"]),
-            group=int(stat["group"]),
-            session=int(stat["session"]),
-            status=_STATUSES.get(stat["status"], psutil.STATUS_SLEEPING),
-            cpu_s=None if known.cpu_s is None else int(stat["ticks"]) / _TICKS_PER_S,
-            memory_bytes=None if known.memory_bytes is None else int(stat["pages"]) * _PAGE_BYTES,
-        )
+        return known
 
-    def _is_due(self, known: Seen) -> bool:
-        young = known.age_s < 60.0 and not known.holds_torch
-        return young or (self._looks + known.pid) % self.ANEW_EVERY == 0
+
+def _changed(known: Seen, stat: Mapping[str, Any]) -> Seen:
+    """The same process now; as a whole where it is another one, or has become another program."""
+    forked = bool(int(stat["flags"]) & _FORKED)
+    if (float(stat["start"]), stat["name"], forked) != (known.start, known.name, known.forked):
+        return _seen(psutil.Process(known.pid))
+    return dataclasses.replace(
+        known,
+        parent=int(stat["parent"]),
+        group=int(stat["group"]),
+        session=int(stat["session"]),
+        status=_STATUSES.get(stat["status"], psutil.STATUS_SLEEPING),
+        cpu_s=None if known.cpu_s is None else int(stat["ticks"]) / _TICKS_PER_S,
+        memory_bytes=None if known.memory_bytes is None else int(stat["pages"]) * _PAGE_BYTES,
+    )
 
 
 def was_handed_over(process: Seen, table: Table) -> bool:
@@ -258,7 +267,20 @@ def _facts_of_linux(pid: int) -> dict[str, Any] | None:
 
 
 def _stat(pid: int) -> dict[str, Any]:
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return _parsed(_told_by_the_kernel(pid))
+
+
+def _told_by_the_kernel(pid: int) -> bytes:
+    # Without the layers of open(): a machine has thousands of processes.
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+def _parsed(told: bytes) -> dict[str, Any]:
+    text = told.decode(errors="replace")
     # The name stands in brackets, and may hold some itself.
     rest = text[text.rindex(")") + 2 :].split()
     return {

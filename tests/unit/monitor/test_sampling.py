@@ -10,7 +10,7 @@ from flatout.hardware.cpu import CpuSource
 from flatout.hardware.nvidia.source import NvidiaSource
 from flatout.hardware.protocol import Discovery, Problem
 from flatout.monitor.jobs_watch import JobsWatch
-from flatout.monitor.sampling import MachineSampler
+from flatout.monitor.sampling import MachineSampler, jobs_pause_s
 from flatout.monitor.source_watch import REDISCOVER_LOST_S, SourceWatch
 from flatout.records.device import Device, DeviceSample, Vendor
 from flatout.records.watching import Frame
@@ -238,3 +238,22 @@ def test_threads_and_sources_are_gone_when_it_is_over() -> None:
         sees(sampler, lambda frame: states(frame) == ["up"])
     assert not [one for one in threading.enumerate() if one.name.startswith("flatout-watch")]
     assert nvml.calls["nvmlShutdown"] == 1
+
+
+def test_processes_are_looked_at_less_often_where_that_costs_more() -> None:
+    assert [jobs_pause_s(5.0, cost_s) for cost_s in (0.002, 0.012, 0.5)] == [5.0, 12.0, 30.0]
+
+
+def test_a_vendor_without_devices_is_left_in_peace_and_nobody_waits_for_it() -> None:
+    source = Changing()
+    watch = SourceWatch(source, 0.1, thoroughly_every_s=5.0)
+    watch.look()
+    assert watch.wait_for(2, 0.0)
+    ended = threading.Event()
+    thread = threading.Thread(target=watch.run, args=(ended,))
+    thread.start()
+    time.sleep(0.35)
+    ended.set()
+    thread.join()
+    assert source.discovered == 1
+    assert source.thorough == []
