@@ -44,7 +44,7 @@ class Eight:
         found = []
         for device in devices:
             base = self._samples[device.index % GPUS]
-            state = "down" if device.index == 3 and 5 * HOUR_S < now < 6 * HOUR_S else "up"
+            state = "down" if device.index == 3 and 5 * HOUR_S <= now < 6 * HOUR_S else "up"
             found.append(
                 dataclasses.replace(base, uuid=device.uuid, taken_at_unix_s=NOW + now, state=state)  # type: ignore[arg-type]
             )
@@ -82,7 +82,9 @@ def assert_flat(folder: Path, every_s: float) -> None:
     assert max(memory[2:]) < memory[2] + 400_000
     assert memory[-1] < 8 << 20
     assert len(watch.histories) == GPUS + 1
-    curve = watch.histories[device_key(gpu(3))].curve("power_draw_mw", 24.0 * HOUR_S, 24)
+    curve = watch.histories[device_key(gpu(3))].curve(
+        "power_draw_mw", 24.0 * HOUR_S, 24, until_unix_s=NOW + 24 * HOUR_S
+    )
     assert [number for number, part in enumerate(curve) if part is None] == [5]
     assert sum(file.stat().st_size for file in folder.iterdir()) < 1.2 * (1 << 20)
 
