@@ -27,7 +27,7 @@ class Clock:
 
 
 class Eight:
-    """Eight GPUs by a clock of its own; one goes away for an hour, and its MIG twin changes its name."""
+    """Eight GPUs by a clock of its own; one goes away for a good hour, and a MIG instance changes its name."""
 
     vendor: Vendor = "nvidia"
 
@@ -44,7 +44,7 @@ class Eight:
         found = []
         for device in devices:
             base = self._samples[device.index % GPUS]
-            state = "down" if device.index == 3 and 5 * HOUR_S <= now < 6 * HOUR_S else "up"
+            state = "down" if device.index == 3 and 5 * HOUR_S - 120 < now < 6 * HOUR_S + 120 else "up"
             found.append(
                 dataclasses.replace(base, uuid=device.uuid, taken_at_unix_s=NOW + now, state=state)  # type: ignore[arg-type]
             )
