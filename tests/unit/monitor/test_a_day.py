@@ -27,7 +27,7 @@ class Clock:
 
 
 class Eight:
-    """Eight GPUs by a clock of its own; one goes away for a good hour, and a MIG instance changes its name."""
+    """Eight GPUs by a clock of its own; one is away for an hour, and a MIG instance changes its name."""
 
     vendor: Vendor = "nvidia"
 
