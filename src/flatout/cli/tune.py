@@ -51,7 +51,7 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     callback=_names,
     metavar="LEVERS",
     help="Levers that change the training, and that you want nevertheless: batch-size, bf16-parameters, "
-    "fp16, fp8, optimizer-8bit.",
+    "fp16, fp8, optimizer-8bit; with --infer int8-weights, int4-weights, fp8-weights.",
 )
 @click.option(
     "--resume",

@@ -27,6 +27,7 @@ from flatout.levers.loader import Loader
 from flatout.levers.no_gradients import NoGradients
 from flatout.levers.optimizer_8bit import Optimizer8bit
 from flatout.levers.optimizer_offload import OptimizerOffload
+from flatout.levers.quantized_weights import Fp8Weights, Int4Weights, Int8Weights
 from flatout.levers.sdpa_backend import SdpaBackend
 from flatout.levers.tf32 import Tf32
 from flatout.levers.thread_affinity import ThreadAffinity
@@ -60,6 +61,9 @@ LEVERS: tuple[type[Lever], ...] = (
     Bf16Parameters,
     Fp8,
     Optimizer8bit,
+    Int8Weights,
+    Int4Weights,
+    Fp8Weights,
     BatchSize,
 )
 

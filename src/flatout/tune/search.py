@@ -68,6 +68,9 @@ _RANKS = (
     "activation-offload",
     "optimizer-offload",
     "activation-budget",
+    "int8-weights",
+    "int4-weights",
+    "fp8-weights",
     "compile",
     "fp8",
 )
