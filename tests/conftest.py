@@ -16,6 +16,12 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """More than there are cores: for a quarter of its time a test waits, for a deadline or for a child."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + max(1, cores // 4)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
     """What others have loaded is set apart: else each of the many collections in tests looks at all of it."""

@@ -12,7 +12,7 @@ from tests.e2e.conftest import Run
 @pytest.mark.timeout(240)
 def test_a_measurement_is_printed_kept_drawn_and_read_again(flatout: Run, tmp_path: Path) -> None:
     # Other tests run beside this one: the machine is not quiet.
-    first = flatout("limits", "--device", "cpu", "--dtype", "fp32", "--json", "--accept-disturbed")
+    first = flatout("limits", "--device", "cpu", "--json", "--accept-disturbed")
     assert first.returncode == 0, first.stderr
     document = json.loads(first.stdout)
     assert document["schema"] == "flatout.limits/1"

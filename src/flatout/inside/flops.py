@@ -24,9 +24,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from flatout.inside.blind_spots import BlindSpots, Waits
+from flatout.inside.compiler_off import CompilerOff, hide_from_the_compiler
 from flatout.inside.flop_formulas import FORMULAS, Arguments, Formula, Operator, tensors_in
-from flatout.inside.imports import after_import
-from flatout.inside.tap import Patch
 from flatout.inside.work import Work
 
 # Frames between an operator and whoever called it, that belong to neither.
@@ -98,7 +97,7 @@ class FlopCount:
         # Fake tensors are the shadow of something else, unless the whole job runs on them.
         self._counts_fakes = any(isinstance(mode, fakes.FakeTensorMode) for mode in self._stack.modes())
         with contextlib.ExitStack() as undo:
-            undo.callback(_CompilerOff(torch).end)
+            undo.callback(CompilerOff(torch).end)
             self._blind_spots = BlindSpots(torch, self._note)
             undo.callback(self._blind_spots.remove)
             self._waits = Waits(torch, self._work.called)
@@ -304,57 +303,6 @@ class _Stack:
             self._torchs._pop_mode()
 
 
-class _CompilerOff:
-    """Runs compiled code eagerly, since within a compiled graph operators do not come by.
-
-    All but torch's own use of the compiler, to find what the functions given to a higher-order operator
-    capture: without it, `torch.cond` and FlexAttention would lose the gradients of those. A job that has not
-    loaded the compiler does not load it for this, which would take as long as loading torch.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        within: Any = importlib.import_module("torch._higher_order_ops.utils")
-        self._torch = torch
-        self._ours: Any = None
-        self._ended = False
-        after_import("torch._dynamo", self._begin)
-        self._patch: Patch | None = None
-        if hasattr(within, "_set_compilation_env"):
-            self._patch = Patch(within, "_set_compilation_env", self._as_found(within._set_compilation_env))
-
-    def end(self) -> None:
-        """Take the stance that was found, unless the user has taken another since: that one stays."""
-        self._ended = True
-        if self._patch is not None:
-            self._patch.undo()
-        if self._ours is not None:
-            probe = self._torch.compiler.set_stance("default")
-            (self._ours if probe.prev is self._ours.stance else probe).__exit__(None, None, None)
-
-    def _begin(self, _dynamo: Any) -> None:
-        """At once, or when the job loads the compiler while we count."""
-        if not self._ended:
-            self._ours = self._torch.compiler.set_stance("force_eager")
-
-    def _as_found(self, real: Any) -> Any:
-        @functools.wraps(real)
-        @contextlib.contextmanager
-        def as_found(*args: Any, **kwargs: Any) -> Iterator[None]:
-            ours = self._ours
-            if ours is None:  # whoever comes by here without the compiler has no use for it
-                with real(*args, **kwargs):
-                    yield
-                return
-            ours.__exit__(None, None, None)
-            try:
-                with real(*args, **kwargs):
-                    yield
-            finally:
-                ours.__enter__()
-
-        return as_found
-
-
 @functools.cache
 def _mode_type() -> Any:
     """The dispatch mode that hands everything to a count; made late, since torch is not ours to import."""
@@ -375,17 +323,8 @@ def _mode_type() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return self._count.dispatch(func, types, args, kwargs or {})
 
-    _hide_from_the_compiler_once_it_is_there(CountingMode)
+    hide_from_the_compiler(CountingMode)
     return CountingMode
-
-
-def _hide_from_the_compiler_once_it_is_there(mode_type: Any) -> None:
-    """torch hides every mode's dispatch from the compiler, which it loads for that at the first operator."""
-    hidden = mode_type.__torch_dispatch__
-    plain = getattr(hidden, "__wrapped__", None)
-    if plain is not None:
-        mode_type.__torch_dispatch__ = plain
-        after_import("torch._dynamo", lambda _dynamo: setattr(mode_type, "__torch_dispatch__", hidden))
 
 
 def _is_sparse(tensor: Any) -> bool:
