@@ -20,6 +20,8 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
 flatout.generate(model, prompts, max_new_tokens=100)       # text, near what memory bandwidth allows
+fast = flatout.optimize(model, example_inputs)             # the same module, the fastest way that is as exact
+flatout.batch_inference(fast, data_set, out="outputs")     # a whole data set; killed, it goes on where it was
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
 
 flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
@@ -32,6 +34,7 @@ from flatout.records.version import __version__
 
 if TYPE_CHECKING:
     from flatout.entry.applying import apply
+    from flatout.entry.batch_inference import batch_inference
     from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
     from flatout.entry.fitting import fit
     from flatout.entry.generating import generate
@@ -40,11 +43,13 @@ if TYPE_CHECKING:
     from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
+    from flatout.entry.optimizing import Buckets, optimize
     from flatout.entry.paralleling import parallel
     from flatout.entry.tuning import tune
     from flatout.entry.updating import NotFinite, Update
 
 __all__ = [
+    "Buckets",
     "Checkpointer",
     "MemoryTracker",
     "Microbatch",
@@ -53,6 +58,7 @@ __all__ = [
     "Update",
     "__version__",
     "apply",
+    "batch_inference",
     "find_batch_size",
     "fit",
     "generate",
@@ -60,6 +66,7 @@ __all__ = [
     "log",
     "microbatch",
     "observe",
+    "optimize",
     "parallel",
     "prefetch",
     "stop_requested",
@@ -67,6 +74,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Buckets": "optimizing",
     "Checkpointer": "checkpointing",
     "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
@@ -74,6 +82,7 @@ _ROOMS = {
     "Stopped": "checkpointing",
     "Update": "updating",
     "apply": "applying",
+    "batch_inference": "batch_inference",
     "find_batch_size": "microbatching",
     "fit": "fitting",
     "generate": "generating",
@@ -81,6 +90,7 @@ _ROOMS = {
     "log": "log",
     "microbatch": "microbatching",
     "observe": "observe",
+    "optimize": "optimizing",
     "parallel": "paralleling",
     "prefetch": "loading",
     "stop_requested": "checkpointing",
