@@ -20,8 +20,9 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
 flatout.generate(model, prompts, max_new_tokens=100)       # text, near what memory bandwidth allows
-fast = flatout.optimize(model, example_inputs)             # the same module, the fastest way that is as exact
+fast = flatout.optimize(model, example_inputs)             # the same outputs, the fastest way
 flatout.batch_inference(fast, data_set, out="outputs")     # a whole data set; killed, it goes on where it was
+flatout.load_model("model.pt2")                            # what `flatout export-model` made
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
 
 flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from flatout.entry.applying import apply
     from flatout.entry.batch_inference import batch_inference
     from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
+    from flatout.entry.exported import load_model
     from flatout.entry.fitting import fit
     from flatout.entry.generating import generate
     from flatout.entry.loading import loader_settings, prefetch
@@ -62,6 +64,7 @@ __all__ = [
     "find_batch_size",
     "fit",
     "generate",
+    "load_model",
     "loader_settings",
     "log",
     "microbatch",
@@ -86,6 +89,7 @@ _ROOMS = {
     "find_batch_size": "microbatching",
     "fit": "fitting",
     "generate": "generating",
+    "load_model": "exported",
     "loader_settings": "loading",
     "log": "log",
     "microbatch": "microbatching",

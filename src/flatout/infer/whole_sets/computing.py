@@ -62,7 +62,7 @@ class Computing:
 
     @torch.no_grad()
     def _one(self, part: Any) -> dict[str, torch.Tensor]:
-        answer = arguments(part).of(self._module)
+        answer = self._answer(part)
         found = {path or "output": tensor.detach() for path, tensor in leaves(answer)}
         samples = samples_in(part)
         odd = [name for name, one in found.items() if not one.dim() or one.shape[0] != samples]
@@ -73,6 +73,18 @@ class Computing:
                 remedy="wrap the module in one that returns what is to be kept",
             )
         return found
+
+    def _answer(self, part: Any) -> Any:
+        try:
+            return arguments(part).of(self._module)
+        except TypeError as error:
+            if self._inputs is not None or not isinstance(part, tuple) or "argument" not in str(error):
+                raise
+            raise CallerMistake(
+                f"the module was called with all {len(part)} parts of a batch: {error}",
+                expected="batches that are the module's arguments, or a function that picks them out",
+                remedy="inputs=lambda batch: batch[0]",
+            ) from error
 
     def _smaller(self, size: int) -> None:
         smaller = self._sizes.smaller_than(size)
