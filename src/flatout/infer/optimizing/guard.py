@@ -78,7 +78,7 @@ class Guard:
     def judge(self, call: Callable[..., Any], way: Way) -> Judgement:
         """Hold the outputs of a way against the baseline's."""
         allowed = self._allowed(way)
-        worst = Judgement("", 0.0, math.inf)
+        worst = Judgement("")
         for number, (case, wanted) in enumerate(zip(self._cases, self._wanted, strict=True)):
             found = self._outputs(call, case)
             if len(found) != len(wanted):
@@ -87,7 +87,7 @@ class Guard:
                 judged = _judged(one, other, limit)
                 if judged.refusal:
                     return judged
-                if _tightness(judged) > _tightness(worst):
+                if worst.error is None or _tightness(judged) > _tightness(worst):
                     worst = judged
         return worst
 
