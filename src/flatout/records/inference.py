@@ -65,6 +65,9 @@ class OptimizeReport:
             f"{self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f}), by "
             + (" + ".join(self.chosen) or "nothing: as written is best")
         ]
+        if self.samples is not None:
+            rates = [1e3 * self.samples / one for one in (self.baseline_ms, self.best_ms)]
+            lines.append(f"  {rates[0]:.4g} -> {rates[1]:.4g} samples/s, {self.samples} at a time")
         lines += [_line(one) for one in self.tried]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"took {self.took_s:.0f} s"])

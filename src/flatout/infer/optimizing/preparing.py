@@ -1,6 +1,7 @@
 """From a module and a way to something that can be called."""
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,12 @@ class Prepared:
         if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
             settings["isolate_recompiles"] = True
         return self._around(torch.compile(fresh(self.inner), **settings), mark)
+
+    def captured_too(self, way: Way) -> "Prepared":
+        """The same, compiled functions and weights included, for a way that adds a graph to this one."""
+        other = copy.copy(self)
+        other.way, other._pool = way, None  # noqa: SLF001
+        return other
 
     def captured(self, call: Call, example: Arguments) -> Call:
         """For calls like this one: captured now, where the way says so."""

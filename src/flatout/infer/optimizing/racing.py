@@ -24,6 +24,7 @@ _PRECISION = 0.01
 MATTERS = 0.01
 # So far from even, two cycles tell.
 _FAR = 0.2
+_PATIENCE = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +37,9 @@ class Raced:
     low: float
     high: float
 
-    @property
-    def is_faster(self) -> bool:
+    def is_faster(self, by: float = MATTERS) -> bool:
         """Beyond doubt, and by enough to matter."""
-        return self.low > 1.0 and self.speedup >= 1 + MATTERS
+        return self.low > 1.0 and self.speedup >= 1 + by
 
 
 class Race:
@@ -92,8 +92,11 @@ class Race:
         if cycles < 2:
             return False
         found = _raced(taken)
-        if spent_s > self._most_s or (found.high / found.low - 1) / 2 <= _PRECISION:
-            return cycles >= _FEWEST_CYCLES or spent_s > self._most_s
+        # What looks much faster, and is not certain yet, gets more time: the machine may be busy.
+        promising = found.speedup > 1 + _FAR and found.low <= 1.0
+        most_s = self._most_s * (_PATIENCE if promising else 1.0)
+        if spent_s > most_s or (found.high / found.low - 1) / 2 <= _PRECISION:
+            return cycles >= _FEWEST_CYCLES or spent_s > most_s
         far = abs(math.log(found.speedup)) > _FAR
         decided = found.low > 1 + MATTERS or found.high < 1.0
         return decided and cycles >= (2 if far else _FEWEST_CYCLES)

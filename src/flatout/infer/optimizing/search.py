@@ -13,7 +13,7 @@ from flatout.infer.optimizing.deadline import TooLong, within
 from flatout.infer.optimizing.facts import Facts
 from flatout.infer.optimizing.guard import Guard, Judgement
 from flatout.infer.optimizing.preparing import Call, Prepared
-from flatout.infer.optimizing.racing import Race, Raced
+from flatout.infer.optimizing.racing import MATTERS, Race, Raced
 from flatout.infer.optimizing.ways import Precision, Way
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.records.errors import FlatoutError
@@ -25,6 +25,10 @@ _TRIAL_S = 60.0
 _RESERVE_S = 3.0
 # Until one was compiled, nobody knows how long it takes: with less time than this it is not begun.
 _COMPILES_IN_S = 15.0
+# Autotuning takes longer than compiling alone, by about this factor.
+_MORE_EFFORT = 2.0
+# Half floats overflow where bfloat16 does not: they must be worth it.
+_FP16_MATTERS = 0.03
 _ATTENTION = ("cudnn", "flash", "efficient")
 
 
@@ -110,11 +114,19 @@ class Search:
         left = self._ends - time.monotonic() - _RESERVE_S
         if way.compile and self._compiler_hangs:
             self._note(way, lever, "skipped", "the compiler did not come back the last time")
-        elif left < (self._compile_s if way.compile else 1.0):
+        elif left < self._expected_s(way):
             self._note(way, lever, "skipped", f"{max(left, 0.0):.0f} s are left of the time it may take")
         else:
             self._trial(way, lever, left)
         self._tidy()
+
+    def _expected_s(self, way: Way) -> float:
+        if not way.compile or self._is_best_but_for_graph(way):
+            return 1.0
+        return self._compile_s * (_MORE_EFFORT if way.compile == "max-autotune" else 1.0)
+
+    def _is_best_but_for_graph(self, way: Way) -> bool:
+        return way.cuda_graph and dataclasses.replace(way, cuda_graph=False) == self.best.way
 
     def _trial(self, way: Way, lever: str, left_s: float) -> None:
         began = time.monotonic()
@@ -129,7 +141,7 @@ class Search:
             self._note(way, lever, "failed", _words(error), ready_s=time.monotonic() - began)
             return
         if way.compile:
-            self._compile_s = max(ready_s, 1.0) * (2 if way.compile == "default" else 1)
+            self._compile_s = max(ready_s, 1.0)
         if judged.refusal:
             self._note(way, lever, "unsafe", judged.refusal, judged=judged, ready_s=ready_s)
             return
@@ -142,18 +154,25 @@ class Search:
         except Exception as error:  # noqa: BLE001
             self._note(candidate.way, lever, "failed", _words(error), judged=judged, ready_s=ready_s)
             return
-        if raced.is_faster:
+        risky = candidate.way.precision.startswith("fp16") and self.best.way.precision.startswith("bf16")
+        if raced.is_faster(by=_FP16_MATTERS if risky else MATTERS):
             words = f"{raced.first_ms:.3f} -> {raced.second_ms:.3f} ms"
             self._note(candidate.way, lever, "kept", words, raced=raced, judged=judged, ready_s=ready_s)
             self.best = candidate
         else:
-            words = f"no faster: {raced.first_ms:.3f} -> {raced.second_ms:.3f} ms"
+            doubt = raced.speedup >= 1 + MATTERS and raced.low <= 1.0
+            sure = f"not certain ({raced.low:.2f} to {raced.high:.2f})" if doubt else "no faster"
+            words = f"{sure}: {raced.first_ms:.3f} -> {raced.second_ms:.3f} ms"
             self._note(candidate.way, lever, "refused", words, raced=raced, judged=judged, ready_s=ready_s)
 
     def _ready(self, way: Way) -> tuple[Candidate, Judgement, float]:
         began = time.monotonic()
-        prepared = Prepared(self._module, way, self._facts.device, self._facts.backend)
-        run = prepared.for_example(self._example)
+        if self._is_best_but_for_graph(way):  # what is compiled is compiled
+            prepared = self.best.prepared.captured_too(way)
+            run = prepared.captured(self.best.run, self._example)
+        else:
+            prepared = Prepared(self._module, way, self._facts.device, self._facts.backend)
+            run = prepared.for_example(self._example)
         ready_s = time.monotonic() - began
         return Candidate(way, prepared, run), self._guard.judge(run, way), ready_s
 

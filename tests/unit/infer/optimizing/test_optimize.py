@@ -232,6 +232,8 @@ def test_switches_of_the_process_are_back_when_the_last_user_leaves() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.timeout(300)
 def test_with_inductor_a_compiled_module_answers_all_batches() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)).eval()
