@@ -48,7 +48,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "flatout.cli.fleet", "All machines at a glance: idle, broken, throttled, and what it costs."
     ),
     "export-model": CommandEntry(
-        "flatout.cli.export_model", "A module as a package that runs without its Python code, proven."
+        "flatout.cli.export_model", "A module as a package that runs without its Python code."
     ),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),

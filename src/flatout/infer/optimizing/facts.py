@@ -38,8 +38,13 @@ def facts_of(module: torch.nn.Module, example: Arguments, backend: str = "") -> 
     device = _device(module, example)
     floats = [one.dtype for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()]
     dtype = floats[0] if floats else torch.float32
-    with Seen() as seen:
+    seen = Seen()
+    try:
+        with seen:
+            example.copied().of(module)
+    except Exception:  # noqa: BLE001 - some calls cannot be looked into; what is wrong with others shows below
         example.copied().of(module)
+        seen.has_images = any(isinstance(one, torch.nn.Conv2d) for one in module.modules())
     try:
         samples = samples_in((example.args, example.kwargs))
     except CallerMistake:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from flatout.infer.optimizing.ways import QUANTIZED, Way
-from flatout.levers.torchao import MISSING
 from flatout.records.errors import MissingExtra
 
 _GROUP = 128
@@ -48,9 +47,7 @@ def _quantize(module: torch.nn.Module, precision: str) -> None:
     try:
         from torchao import quantization  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
-        raise MissingExtra(
-            "torchao", extra="torchao", wanted_for=f"the lever {precision} ({MISSING})"
-        ) from None
+        raise MissingExtra("torchao", extra="torchao", wanted_for=f"the lever {precision}") from None
     configs: dict[str, Any] = {
         "int8-weights": quantization.Int8WeightOnlyConfig,
         "int4-weights": lambda: quantization.Int4WeightOnlyConfig(group_size=_GROUP),

@@ -3,9 +3,11 @@
 Modules here sleep unless they run one certain way: which is faster is no question of luck.
 """
 
+import importlib.util
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import flatout
+from flatout.infer.optimizing import search
 from flatout.infer.optimizing.optimize import make_optimized
 from flatout.infer.optimizing.optimized import Optimized
 from flatout.infer.optimizing.switches import switched
@@ -136,7 +139,7 @@ def test_every_other_name_is_the_modules_own(made: Optimized) -> None:
 )
 def test_what_harms_is_a_verdict(mood: str, verdict: str, words: str) -> None:
     torch.manual_seed(0)
-    made = optimized(Moody(mood), torch.randn(6, 8), budget_s=4.0)
+    made = optimized(Moody(mood), torch.randn(6, 8), budget_s=14.0)
     found = tried(made, "bf16-autocast")
     assert found.verdict == verdict
     assert words in found.reason
@@ -145,11 +148,19 @@ def test_what_harms_is_a_verdict(mood: str, verdict: str, words: str) -> None:
     assert made(torch.randn(6, 8)).isfinite().all()
 
 
-def test_what_hangs_is_left_behind_and_the_rest_is_skipped() -> None:
-    made = optimized(Moody("hangs"), torch.randn(6, 8), budget_s=6.0)
+def test_what_hangs_is_left_behind_and_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_TRIAL_S", 2.0)
+    made = optimized(Moody("hangs"), torch.randn(6, 8), budget_s=14.0)
     assert tried(made, "bf16-autocast").verdict == "failed"
-    assert "no answer within" in tried(made, "bf16-autocast").reason
-    assert any(one.verdict == "skipped" and "left of the time" in one.reason for one in made.report.tried)
+    assert "no answer within 2 s" in tried(made, "bf16-autocast").reason
+    assert tried(made, "bf16-weights").verdict in ("kept", "refused")
+
+
+def test_what_there_is_no_time_for_is_skipped_with_a_word() -> None:
+    made = optimized(Moody(), torch.randn(6, 8), budget_s=0.5)
+    assert {one.verdict for one in made.report.tried} == {"skipped"}
+    assert all("left of the time" in one.reason for one in made.report.tried)
+    assert made.report.chosen == ()
 
 
 def test_training_mode_is_left_with_a_word_and_put_back() -> None:
@@ -202,6 +213,22 @@ def test_a_call_that_fails_the_fast_way_runs_as_written() -> None:
         answer = made(x)
     assert torch.equal(answer, module(x))
     assert made.counts["failed"] == 1
+
+
+def test_a_lever_whose_package_is_missing_is_a_verdict_that_names_it() -> None:
+    if importlib.util.find_spec("torchao") is not None:
+        pytest.skip("torchao is installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = flatout.optimize(Casted(), torch.randn(6, 8), allow=("int8-weights",), budget_s=14)
+    assert tried(made, "int8-weights").verdict == "failed"
+    assert "torchao is not installed" in tried(made, "int8-weights").reason
+
+
+def test_a_data_set_goes_through_it(made: Optimized, tmp_path: Path) -> None:
+    data = torch.randn(13, 8)
+    done = flatout.batch_inference(made, data, out=tmp_path / "out", batch_size=6)
+    torch.testing.assert_close(done.output(), made.module(data).detach(), atol=0.05, rtol=0.05)
 
 
 def test_mistakes_are_answered() -> None:
