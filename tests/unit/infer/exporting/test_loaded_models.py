@@ -8,7 +8,7 @@ import torch
 import flatout
 from flatout.infer.exporting.loaded import check
 from flatout.records.errors import CallerMistake, CorruptFile
-from flatout.records.exporting import InputLook, PackageLook
+from flatout.records.packages import InputLook, PackageLook
 
 LOOK = PackageLook(
     device="cpu",
