@@ -79,6 +79,7 @@ def _bound(port: int) -> Any:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((_HOST, port))
+        listening.listen()
     except OSError as error:
         listening.close()
         raise EnvironmentProblem(
