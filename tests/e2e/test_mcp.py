@@ -44,7 +44,9 @@ def error_of(result: Any) -> dict[str, str]:
 def test_a_small_job_is_profiled_with_progress_and_hostile_words_reach_the_script_as_they_are(
     place: Place,
 ) -> None:
-    name = place.script("import json, sys\nprint(json.dumps(sys.argv[1:]))\n" + ENDLESS, "a $(touch pwned);.py")
+    name = place.script(
+        "import json, sys\nprint(json.dumps(sys.argv[1:]))\n" + ENDLESS, "a $(touch pwned);.py"
+    )
     heard: list[tuple[float, str | None]] = []
 
     async def on_progress(progress: float, _total: float | None, message: str | None) -> None:
@@ -137,7 +139,9 @@ def test_a_cancelled_call_leaves_no_process_and_the_next_one_is_answered(place: 
             await anyio.to_thread.run_sync(wait_until, lambda: is_training(place, "train.py"), "no training")
             group.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(wait_until, lambda: not others(place), "processes are left", 20)
+                await anyio.to_thread.run_sync(
+                    wait_until, lambda: not others(place), "processes are left", 20
+                )
                 return await client.call_tool("explain", {"code": "F101"})
 
     assert anyio.run(talk).structured_content["findings"][0]["code"] == "F101"
@@ -157,7 +161,9 @@ def test_a_server_that_is_killed_takes_its_commands_with_it(place: Place, number
     assert server.stdin is not None
     for message in (
         {
-            **{"jsonrpc": "2.0", "id": 1, "method": "initialize"},
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
             "params": {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {},
@@ -166,7 +172,9 @@ def test_a_server_that_is_killed_takes_its_commands_with_it(place: Place, number
         },
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
         {
-            **{"jsonrpc": "2.0", "id": 2, "method": "tools/call"},
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
             "params": {"name": "profile", "arguments": {"script": "train.py", "seconds": 100}},
         },
     ):
@@ -272,8 +280,12 @@ def test_over_http_this_machine_alone_is_answered_and_only_with_the_token(place:
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(urllib.request.Request(url, b"{}", headers), timeout=10)
         assert anyio.run(talk).structured_content["findings"][0]["code"] == "F101"
-        elsewhere = {"authorization": f"Bearer {token}", "host": "evil.example", "content-type": "application/json"}
-        with pytest.raises(urllib.error.HTTPError, match="421|403"):
+        elsewhere = {
+            "authorization": f"Bearer {token}",
+            "host": "evil.example",
+            "content-type": "application/json",
+        }
+        with pytest.raises(urllib.error.HTTPError, match=r"421|403"):
             urllib.request.urlopen(urllib.request.Request(url, b"{}", elsewhere), timeout=10)
     finally:
         server.terminate()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two documents of `flatout profile --json`, side by side: python compare_profiles.py before.json after.json."""
+"""Two documents of `flatout profile --json`, side by side: compare_profiles.py before.json after.json."""
 
 import json
 import sys
@@ -23,7 +23,9 @@ def main() -> int:
     old, new = steps
     print(f"step {old['p50']:.2f} -> {new['p50']:.2f} ms, {old['p50'] / new['p50']:.2f}x")
     apart = new["high"] < old["low"] or new["low"] > old["high"]
-    print("the intervals of both do not overlap" if apart else "the intervals overlap: no difference is shown")
+    print(
+        "the intervals of both do not overlap" if apart else "the intervals overlap: no difference is shown"
+    )
     parts = [{row["part"]: row["ms"] for row in document["waterfall"]} for document in (before, after)]
     for part in sorted({*parts[0], *parts[1]}, key=lambda name: -parts[0].get(name, 0.0)):
         print(f"{part:16} {parts[0].get(part, 0.0):10.3f} {parts[1].get(part, 0.0):10.3f} ms")

@@ -23,7 +23,8 @@ def main() -> int:
     for row in sorted(rows, key=lambda row: (_usd(row) is None, _usd(row) or 0.0, row["peak_bytes"])):
         usd = _usd(row)
         price = "price unknown" if usd is None else f"{usd:.2f} USD for the work of an hour"
-        print(f"{row['gpu']:20} {row['peak_bytes'] / GIB:8.1f} GiB  {price}  {row.get('strategy') or 'as written'}")
+        way = row.get("strategy") or "as written"
+        print(f"{row['gpu']:20} {row['peak_bytes'] / GIB:8.1f} GiB  {price}  {way}")
     if not rows:
         print("nothing fits without changing the training; ways that would are in `strategies`")
     return 0 if rows else 1

@@ -1,5 +1,6 @@
 """The skills: in the format's limits, complete, and naming nothing that does not exist."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -108,7 +109,7 @@ def test_levers_findings_and_gpus_in_the_skills_exist() -> None:
     gpus = {gpu.id for gpu in catalogue()}
     for line in command_lines():
         words = words_of(line)
-        given = dict(zip(words, words[1:], strict=False))
+        given = dict(itertools.pairwise(words))
         for option in ("--only", "--skip", "--allow"):
             assert set(given.get(option, "").split(",")) - {""} <= levers, line
         if words[0] == "fit":
@@ -126,8 +127,13 @@ FIT = {
     ],
     "strategies": [
         {
-            **{"gpu": "small", "fits": True, "peak_bytes": 1 << 30, "usd_per_hour": 0.4},
-            **{"predicted_slowdown": 1.5, "strategy": "bf16", "changes_training": False},
+            "gpu": "small",
+            "fits": True,
+            "peak_bytes": 1 << 30,
+            "usd_per_hour": 0.4,
+            "predicted_slowdown": 1.5,
+            "strategy": "bf16",
+            "changes_training": False,
         }
     ],
 }
