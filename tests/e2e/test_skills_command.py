@@ -96,27 +96,27 @@ CONFIG = {
     "num_key_value_heads": 4,
 }
 # By the command, the exit codes that are no fault of the skill: no GPU, no orphan, no plan yet.
-QUICKLY = {
+QUICKLY: dict[str, tuple[int, ...]] = {
     "explain": (0,),
     "gpus": (0,),
-    "ps": (0,),
-    "stop": (0,),
-    "power": (3,),
-    "watch": (0,),
     "patch": (2,),
+    "power": (0, 3),
+    "ps": (0,),
+    "stop": (0, 2),
+    "watch": (0,),
 }
-SLOWLY = {
-    "doctor": (0, 1),
-    "check": (0, 1),
-    "profile": (0,),
-    "fit": (0,),
+SLOWLY: dict[str, tuple[int, ...]] = {
     "batch": (0,),
+    "check": (0, 1),
+    "cost": (0,),
+    "doctor": (0, 1),
+    "export": (0,),
+    "fit": (0,),
+    "launch": (0,),
+    "limits": (0,),
+    "profile": (0,),
     "report": (0,),
     "run": (0,),
-    "cost": (0,),
-    "limits": (0,),
-    "launch": (0,),
-    "export": (0,),
 }
 # What needs a second process, another machine's service, a trace that somebody has, or Nsight.
 NOT_HERE = ("torchrun", "trace.json", "--nsys", "--guard", "--measure", "--slowdown", "--nproc-per-node")

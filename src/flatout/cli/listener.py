@@ -5,7 +5,6 @@ command starts may take another file of its own for that pipe.
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -38,6 +37,8 @@ def is_there() -> bool:
 
 def tell(name: str, done: int, total: int) -> None:
     """One line: where this command is. One that nobody takes is lost."""
+    import json
+
     line = json.dumps({"name": name[:200], "done": done, "total": total}) + "\n"
     for pipe in _pipes:
         with contextlib.suppress(OSError):  # full, or closed
