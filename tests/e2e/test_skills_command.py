@@ -133,6 +133,19 @@ def _lines(commands: dict[str, tuple[int, ...]]) -> list[str]:
     ]
 
 
+def _with_new_options(lines: list[str]) -> list[str]:
+    """Of lines that differ in nothing but values, or in what others show already, the first."""
+    seen: set[tuple[str, str]] = set()
+    kept = []
+    for line in lines:
+        name, *rest = words_of(line)
+        shown = {(name, word) for word in ("", *rest) if not word or word.startswith("--")}
+        if shown - seen:
+            kept.append(line)
+        seen |= shown
+    return kept
+
+
 def _is_a_name_in_a_sentence(line: str) -> bool:
     return line in ("flatout run", "flatout profile", "flatout fit", "flatout batch", "flatout export")
 
@@ -169,10 +182,13 @@ def test_quick_commands_of_the_skills_run(shared: Place, line: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_the_other_commands_of_the_skills_run_on_a_small_job(shared: Place) -> None:
     """In an order in which each finds what it reads: jobs before their costs and reports."""
     later = ("cost", "report")
-    lines = sorted(_lines(SLOWLY), key=lambda line: (words_of(line)[0] in later, "--against" in line))
+    lines = sorted(
+        _with_new_options(_lines(SLOWLY)), key=lambda line: (words_of(line)[0] in later, "--against" in line)
+    )
     assert {words_of(line)[0] for line in lines} == set(SLOWLY)
     for line in lines:
         _run(shared, line, SLOWLY[words_of(line)[0]])

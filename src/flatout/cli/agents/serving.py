@@ -27,6 +27,8 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 def serve_stdio(agents: Agents) -> int:
     """Until standard input ends, or a signal comes."""
     log_to_stderr()
+    if sys.stdin.isatty():
+        click.echo("flatout mcp: an agent should start this; it waits for one. Ctrl-C ends it.", err=True)
     anyio.run(_over_stdio, agents)
     return EXIT_DONE
 
