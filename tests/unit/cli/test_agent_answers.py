@@ -12,7 +12,7 @@ from flatout.cli.agents.answers import bounded, harmless
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=60),
     lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=8), inner, max_size=8),
-    max_leaves=60,
+    max_leaves=30,
 )
 
 
@@ -52,7 +52,7 @@ def test_only_the_newest_files_are_kept(tmp_path: Path) -> None:
     assert [path.stem for path in sorted(tmp_path.iterdir())] == [f"{n:03}" for n in range(8, 40)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(body=st.dictionaries(st.text(max_size=8), JSON, max_size=30))
 def test_every_answer_is_within_its_bound_and_says_what_it_is(
     body: dict[str, Any], tmp_path_factory: Any

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flatout.cli.agents.arguments import input_schema
 from flatout.cli.agents.documents import output_schema
 from flatout.cli.agents.places import Root
+from flatout.cli.agents.server import Agents
 from flatout.cli.agents.tools import BY_NAME, PERMISSIONS, TOOLS
 from flatout.records.errors import CallerMistake
 
@@ -77,6 +78,15 @@ def test_no_value_becomes_an_option(root: Root, plan: str, arguments: list[str])
     assert context.params["plan"] == plan
     assert context.params["python"] is None
     assert context.params["as_module"] is False
+
+
+def test_a_tuning_without_leave_writes_its_plan_into_our_own_folder(root: Root) -> None:
+    agents = Agents(root, allowed=frozenset(), python=None, most_bytes=1000)
+    given = agents._completed(BY_NAME["tune"], {"script": "train.py"}, "stamp")
+    words = BY_NAME["tune"].words(given, root, None)
+    assert "--plan=.flatout/plans/stamp.toml" in words
+    assert (root.folder / ".flatout/plans").is_dir()
+    assert "plan" not in agents._completed(BY_NAME["batch"], {"script": "train.py"}, "stamp")
 
 
 def test_what_a_tool_needs_follows_from_what_it_is_asked_for() -> None:
