@@ -118,8 +118,19 @@ SLOWLY: dict[str, tuple[int, ...]] = {
     "report": (0,),
     "run": (0,),
 }
-# What needs a second process, another machine's service, a trace that somebody has, or Nsight.
-NOT_HERE = ("torchrun", "trace.json", "--nsys", "--guard", "--measure", "--slowdown", "--nproc-per-node")
+# What needs a second process, another machine's service, a trace that somebody has, or Nsight; and what takes
+# long and has tests of its own.
+NOT_HERE = (
+    "torchrun",
+    "trace.json",
+    "--nsys",
+    "--guard",
+    "--measure",
+    "--slowdown",
+    "--nproc-per-node",
+    "--loader",
+    "--stacks",
+)
 
 
 def _lines(commands: dict[str, tuple[int, ...]]) -> list[str]:
@@ -182,7 +193,7 @@ def test_quick_commands_of_the_skills_run(shared: Place, line: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_other_commands_of_the_skills_run_on_a_small_job(shared: Place) -> None:
     """In an order in which each finds what it reads: jobs before their costs and reports."""
     later = ("cost", "report")
