@@ -197,9 +197,7 @@ def test_quick_commands_of_the_skills_run(shared: Place, line: str) -> None:
 def test_the_other_commands_of_the_skills_run_on_a_small_job(shared: Place) -> None:
     """In an order in which each finds what it reads: jobs before their costs and reports."""
     later = ("cost", "report")
-    lines = sorted(
-        _with_new_options(_lines(SLOWLY)), key=lambda line: (words_of(line)[0] in later, "--against" in line)
-    )
+    lines = sorted(_with_new_options(_lines(SLOWLY)), key=lambda line: words_of(line)[0] in later)
     assert {words_of(line)[0] for line in lines} == set(SLOWLY)
     for line in lines:
         _run(shared, line, SLOWLY[words_of(line)[0]])
