@@ -36,6 +36,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),
+    "serve": CommandEntry("flatout.cli.serve", "Optimized inference behind HTTP."),
+    "bench": CommandEntry("flatout.cli.bench", "Load a server: latency, throughput, and where its knee is."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "explain": CommandEntry(

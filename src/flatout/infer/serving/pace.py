@@ -1,0 +1,40 @@
+"""How fast items come and are answered at the moment: running means that forget."""
+
+# How much of a mean the newest counts.
+_NEW = 0.1
+# Where nothing was answered yet, a client may ask again after this.
+_UNKNOWN_S = 1.0
+
+
+class Pace:
+    """Arrivals, and answers while the model works."""
+
+    def __init__(self) -> None:
+        self._gap_s = float("inf")
+        self._last_s: float | None = None
+        self._item_s: float | None = None
+
+    def arrived(self, now_s: float) -> None:
+        """One more came."""
+        if self._last_s is not None:
+            gap = now_s - self._last_s
+            self._gap_s = gap if self._gap_s == float("inf") else (1 - _NEW) * self._gap_s + _NEW * gap
+        self._last_s = now_s
+
+    def answered(self, count: int, took_s: float) -> None:
+        """So many were computed in this time."""
+        each = took_s / count
+        self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
+
+    def gap_s(self, now_s: float) -> float:
+        """The time between two arrivals, as it is now; infinite where nobody knows."""
+        return self._gap_s if self._last_s is None else max(self._gap_s, now_s - self._last_s)
+
+    @property
+    def items_per_s(self) -> float | None:
+        """What the model answers in a second; None before its first answer."""
+        return None if not self._item_s else 1 / self._item_s
+
+    def seconds_for(self, items: int) -> float:
+        """How long so many will take."""
+        return _UNKNOWN_S if self._item_s is None else items * self._item_s
