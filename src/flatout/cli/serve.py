@@ -1,5 +1,7 @@
 """`flatout serve`."""
 
+from typing import Any
+
 import click
 
 from flatout.cli.commands import COMMANDS
@@ -27,6 +29,10 @@ def _pads(_context: click.Context, _option: click.Parameter, words: tuple[str, .
     show_default=True,
     help="With --llm: what makes the text.",
 )
+@click.option(
+    "--gpu", default="", metavar="NAME", help="With --engine vllm: plan for this GPU of `flatout gpus`."
+)
+@click.option("--gpus", "count", type=click.IntRange(min=1), help="With --engine vllm: use up to so many.")
 @click.option("--dry-run", is_flag=True, help="With --engine vllm: the command and its reasons, not run.")
 @click.option(
     "--input",
@@ -82,7 +88,7 @@ def _pads(_context: click.Context, _option: click.Parameter, words: tuple[str, .
 )
 @common_options
 def command(
-    output: Output, target: str | None, llm: str | None, engine: str, dry_run: bool, **options: object
+    output: Output, target: str | None, llm: str | None, engine: str, dry_run: bool, **options: Any
 ) -> int:
     """Optimized inference behind HTTP.
 
@@ -104,8 +110,12 @@ def command(
       flatout serve --llm ./Llama-3.2-1B --port 8080
       flatout serve --llm ./Llama-3.1-8B --engine vllm --dry-run
     """
-    from flatout.cli.serving import serve, serve_with_vllm
+    from flatout.cli.serving import serve
+    from flatout.cli.serving_vllm import serve_with_vllm
 
+    gpu, count = options.pop("gpu"), options.pop("count")
     if engine == "vllm":
-        return serve_with_vllm(output, llm, dry_run=dry_run, options=options)
+        return serve_with_vllm(output, llm, dry_run=dry_run, gpu=gpu, count=count, options=options)
+    if gpu or count:
+        raise click.UsageError("--gpu and --gpus are for --engine vllm; --device is for others")
     return serve(output, target, llm, dry_run=dry_run, options=options)

@@ -156,8 +156,3 @@ class _Watched:
                 click.echo(event["trace"], err=True)
         elif event["event"] == "draining":
             self._output.notice("ending: what was accepted is answered")
-
-
-def serve_with_vllm(output: Output, llm: str | None, *, dry_run: bool, options: dict[str, Any]) -> int:
-    """Plan, then hand over to vLLM."""
-    raise NotImplementedError

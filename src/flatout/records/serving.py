@@ -73,3 +73,27 @@ class Serving:
     # Of a language model: sequences at once, and their length in tokens.
     rows: int | None = None
     context: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """An option of a command, and why it has this value."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """Another engine's command: the document of `flatout serve --engine vllm --dry-run`."""
+
+    command: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    weight_bytes: int
+    # One token in the cache, and how that comes about.
+    token_bytes: int
+    token_words: str
+    cache_tokens: int
+    gpu: str
+    gpus: int

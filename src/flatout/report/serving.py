@@ -1,10 +1,12 @@
 """`serve` for a terminal: where it listens, what it takes, and why batches are what they are."""
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
-from flatout.records.serving import Serving
-from flatout.records.words import duration
+from flatout.records.serving import EnginePlan, Serving
+from flatout.records.words import duration, memory_size
 from flatout.report.figures import number
 from flatout.report.plain import inert, line
 
@@ -50,3 +52,15 @@ def _tried(serving: Serving) -> Table:
         )
         table.add_row(*(line(cell, "bold" if one.batch == serving.sizing.most else "") for cell in cells))
     return table
+
+
+def draw_plan(plan: EnginePlan, console: Console) -> None:
+    """Another engine's command, with its reasons."""
+    console.print(line(shlex.join(plan.command), "bold"), soft_wrap=True)
+    token = memory_size(plan.token_bytes) if plan.token_bytes >= 1024 else f"{plan.token_bytes} bytes"
+    console.print(
+        line(f"  weights {memory_size(plan.weight_bytes)}; a token takes {token}: {inert(plan.token_words)}")
+    )
+    console.print(line(f"  {plan.cache_tokens:,} tokens fit into the cache"))
+    for one in plan.settings:
+        console.print(line(f"  {one.name} {one.value}: {inert(one.reason)}"))

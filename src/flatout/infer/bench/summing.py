@@ -3,6 +3,7 @@
 import collections
 import itertools
 import math
+import re
 from collections.abc import Sequence
 
 from flatout.infer.bench.loading import Sample
@@ -66,8 +67,14 @@ def point(
             else []
         ),
         between_tokens_ms=spread(gaps),
-        tokens_per_s=sum(map(len, tokens)) / lasted if streams else None,
+        tokens_per_s=sum(map(_count, good, tokens)) / lasted if streams else None,
     )
+
+
+def _count(sample: Sample, times: Sequence[float]) -> int:
+    """Tokens by the server's own count, where the stream ends with it; else the pieces that came."""
+    told = re.search(rb'"completion_tokens":\s*(\d{1,9})', sample.exchange.body[-2000:])
+    return int(told[1]) if told else len(times)
 
 
 def _token_times(sample: Sample) -> list[float]:

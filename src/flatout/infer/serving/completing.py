@@ -85,12 +85,10 @@ class Completing:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         found: Completion = asked(await _body(request, self._order), Completion, self.name)
-        prompt = found.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt: Any = found.prompt
+        if isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt):
             if len(prompt) > 1:
-                raise bad(
-                    f"{len(prompt)} prompts", "one: others share its batch anyway", "a request for each"
-                )
+                raise bad(f"{len(prompt)} prompts", "one: others share its batch anyway", "one request each")
             prompt = prompt[0]
         ids = await asyncio.to_thread(self._ids, prompt)
         return await self._answer(request, found, ids, "text_completion", found.max_tokens or _USUAL_TOKENS)

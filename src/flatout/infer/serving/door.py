@@ -151,7 +151,7 @@ _said: dict[str, float] = {}
 
 
 def say(words: str) -> None:
-    """A line in the log; the same one no more than once in some seconds, and no more lines than a page holds."""
+    """A line in the log; the same one no more than once in some seconds."""
     now = time.monotonic()
     if now - _said.get(words, -_QUIET_S) < _QUIET_S:
         return

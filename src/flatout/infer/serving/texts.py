@@ -176,7 +176,12 @@ def _paths(order: ServeOrder) -> dict[str, Any]:
             }
         }
 
-    asking = {"max_tokens": 64, "stream": True, "ignore_eos": True}
+    asking = {
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
     listed = {
         "200": {"description": "The model.", "content": {"application/json": {"schema": {"type": "object"}}}}
     }
