@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -51,6 +52,7 @@ def serve(
             raise MissingExtra(
                 package, extra="torch" if package == "torch" else "serve", wanted_for="flatout serve"
             )
+    _look_early(target, llm, options["inputs"])
     order = ServeOrder(
         target=llm or target or "",
         llm=llm is not None,
@@ -59,6 +61,26 @@ def serve(
     if order.host not in _LOOPBACK and not order.token:
         output.notice(f"anybody who reaches {order.host} may use this server: --token asks for one")
     return _Watched(output, order).run()
+
+
+def _look_early(target: str | None, llm: str | None, inputs: tuple[str, ...]) -> None:
+    """What can be seen without torch, before anybody waits for it."""
+    from flatout.infer.serving.specs import parsed
+
+    for words in inputs:
+        parsed(words)
+    if llm is not None and not (Path(llm) / "config.json").is_file():
+        raise CallerMistake(
+            f"{llm} has no config.json",
+            expected="a folder with a language model of Hugging Face",
+            remedy="hf download OWNER/NAME --local-dir FOLDER",
+        )
+    if target is not None and Path(target).suffix in (".pt", ".pt2") and not Path(target).is_file():
+        raise CallerMistake(
+            f"{target} does not exist",
+            expected="a .pt2 or .pt file",
+            remedy="check the path; module:factory is another way",
+        )
 
 
 class _Watched:

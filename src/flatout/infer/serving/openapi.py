@@ -21,7 +21,6 @@ _WORDS = {
     504: "No answer in time.",
 }
 _BOUNDS = {"int64": 63, "int32": 31, "int16": 15, "int8": 7}
-_LARGEST = {"float16": 65504.0, "float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38}
 
 
 def described(
@@ -118,7 +117,7 @@ def _schema(spec: TensorSpec) -> dict[str, Any]:
         edge = 2 ** _BOUNDS[spec.dtype]
         found = {"type": "integer", "minimum": -edge, "maximum": edge - 1}
     else:
-        edge_of = _LARGEST.get(spec.dtype)
+        edge_of = spec.largest_value
         found = {"type": "number", **({"minimum": -edge_of, "maximum": edge_of} if edge_of else {})}
     for size in reversed(spec.shape):
         found = {"type": "array", "items": found, "minItems": size.least, "maxItems": size.most}

@@ -21,6 +21,12 @@ DTYPES: dict[str, str] = {
     },
     "bfloat16": "float32",
 }
+_LARGEST = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+}
 _WORDS = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<dtype>\w+)\[(?P<shape>[\d\-,\s]*)\]")
 # No JSON is parsed deeper, and no tensor of ours has more dimensions.
 _MOST_DIMENSIONS = 8
@@ -62,6 +68,11 @@ class TensorSpec:
     def numpy_dtype(self) -> np.dtype[Any]:
         """What its values are read as."""
         return np.dtype(DTYPES[self.dtype])
+
+    @property
+    def largest_value(self) -> float | None:
+        """Of floating point; None for others."""
+        return _LARGEST.get(self.dtype)
 
     @property
     def largest(self) -> tuple[int, ...]:

@@ -62,14 +62,15 @@ class Reader:
 
     def _array(self, spec: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
         try:
-            with np.errstate(over="ignore"):
-                array = np.array(value, dtype=spec.numpy_dtype)
+            if spec.largest_value is None:
+                return np.array(value, dtype=spec.numpy_dtype)
+            wide = np.array(value, dtype=np.float64)
         except (ValueError, OverflowError, TypeError) as error:
             # Rows of different lengths, or numbers that the type cannot hold.
             raise bad(f"{spec.name!r} is no tensor of {spec.dtype}: {error}", str(spec)) from None
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if wide.size and not np.abs(wide).max() <= spec.largest_value:
             raise bad(f"{spec.name!r} holds a number that {spec.dtype} cannot", "finite numbers in its range")
-        return array
+        return wide.astype(spec.numpy_dtype, copy=False)
 
     def _checked(self, item: Mapping[str, np.ndarray[Any, Any]]) -> Item:
         if set(item) != set(self._specs):

@@ -1,0 +1,266 @@
+"""`flatout serve` under load: batches against one by one, LitServe beside it, overload, memory, SIGTERM.
+
+    python -m benchmarks.serving [--parts batching,litserve,overload,soak,sigterm] [--seconds 5] [--out FOLDER]
+
+Anywhere; on a GPU with a model for one (serving_model.py). Servers take turns under the same load in the same
+run. The client runs on the same machine and shares its cores: figures are for comparing, not for boasting.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import torch
+
+from benchmarks.machine import write
+from flatout.infer.bench.client import Client, request_bytes
+from flatout.infer.bench.loading import Sample, at_once, at_rate
+from flatout.infer.bench.payload import Payload
+from flatout.infer.bench.summing import point
+from flatout.records.bench import LoadPoint
+
+_TARGET = "benchmarks.serving_model:make"
+_ON_GPU = torch.cuda.is_available()
+_LOADS = (1, 8, 32, 128, 512) if _ON_GPU else (1, 4, 8, 16, 32, 64)
+
+
+@dataclasses.dataclass
+class Server:
+    """A process, and where it listens."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    about: dict[str, Any]
+
+    @property
+    def payload(self) -> Payload:
+        url = urlsplit(f"http://127.0.0.1:{self.port}")
+        from benchmarks.serving_model import make
+
+        (example,) = make()[1]
+        name = "ids" if _ON_GPU else "input"
+        body = json.dumps({"inputs": {name: example[0].tolist()}}).encode()
+        return Payload(
+            "/predict", request_bytes(url, "/predict", body, {"content-type": "application/json"}), "", False
+        )
+
+    def client(self) -> Client:
+        return Client(urlsplit(f"http://127.0.0.1:{self.port}"), 60.0)
+
+    def resident_bytes(self) -> int:
+        whole = psutil.Process(self.process.pid)
+        return sum(one.memory_info().rss for one in [whole, *whole.children(recursive=True)])
+
+
+@contextlib.contextmanager
+def ours(name: str, *arguments: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "flatout", "serve", "--json", "--port", "0", _TARGET, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        text = b""
+        while not text.endswith(b"\n}\n"):
+            line = process.stdout.readline()
+            assert line, f"{name} was never ready"
+            text += line
+        about = json.loads(text)
+        yield Server(name, process, int(about["url"].rpartition(":")[2]), about)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def litserve(most: int, wait_s: float) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.serving_litserve", str(port), str(most), str(wait_s)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        server = Server("litserve", process, port, {})
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                found = asyncio.run(_once(server))
+                if found.exchange.status == 200:
+                    break
+            time.sleep(0.5)
+        yield server
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        process.kill()
+        process.wait()
+
+
+async def _once(server: Server) -> Sample:
+    client = server.client()
+    try:
+        return (await at_once(client, server.payload, 1, 0.001))[0]
+    finally:
+        client.close()
+
+
+def held(
+    server: Server, *, concurrency: int | None = None, rate: float | None = None, seconds: float
+) -> LoadPoint:
+    async def run() -> list[Sample]:
+        client = server.client()
+        try:
+            if rate is not None:
+                return await at_rate(client, server.payload, rate, seconds)
+            return await at_once(client, server.payload, concurrency or 1, seconds)
+        finally:
+            client.close()
+
+    return point(asyncio.run(run()), seconds, concurrency=concurrency, rate=rate, streams=False)
+
+
+def said(name: str, one: LoadPoint) -> None:
+    p99 = one.latency_ms.p99 if one.latency_ms else float("nan")
+    print(
+        f"{name:12} {one.load:6g} {one.answered_per_s:9.1f}/s  p99 {p99:8.1f} ms  {one.statuses} {one.errors}",
+        flush=True,
+    )
+
+
+def by_turns(servers: list[Server], seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """Each load for each server, one server after the other, twice; the better of both is kept."""
+    found: dict[str, list[dict[str, Any]]] = {server.name: [] for server in servers}
+    for load in _LOADS:
+        for server in servers:
+            held(server, concurrency=load, seconds=0.5)
+        best: dict[str, LoadPoint] = {}
+        for _ in range(2):
+            for server in servers:
+                one = held(server, concurrency=load, seconds=seconds)
+                said(server.name, one)
+                if server.name not in best or one.answered_per_s > best[server.name].answered_per_s:
+                    best[server.name] = one
+        for name, one in best.items():
+            found[name].append(dataclasses.asdict(one))
+    return found
+
+
+def batching(seconds: float) -> dict[str, Any]:
+    """The most answers a second with a p99 no longer than that of the best of one by one."""
+    wide = ("--queue", "4096")
+    with ours("one by one", "--max-batch", "1", *wide) as single, ours("batches", *wide) as batched:
+        points = by_turns([single, batched], seconds)
+        sizing = batched.about["sizing"]
+    alone = max(points["one by one"], key=lambda one: one["answered_per_s"])
+    bound = alone["latency_ms"]["p99"]
+    within = [one for one in points["batches"] if one["latency_ms"]["p99"] <= bound]
+    best = max(within, key=lambda one: one["answered_per_s"], default=None)
+    times = best["answered_per_s"] / alone["answered_per_s"] if best else None
+    print(
+        f"batches give {times} times the answers of one by one at a p99 of {bound:.1f} ms or less", flush=True
+    )
+    return {"points": points, "p99_bound_ms": bound, "times": times, "sizing": sizing}
+
+
+def beside_litserve(seconds: float) -> dict[str, Any]:
+    if importlib.util.find_spec("litserve") is None:
+        return {"skipped": "litserve is not installed"}
+    with ours("flatout", "--queue", "4096") as own:
+        sizing = own.about["sizing"]
+        with litserve(sizing["most"], sizing["wait_s"]) as other:
+            points = by_turns([own, other], seconds)
+    most = {name: max(one["answered_per_s"] for one in rows) for name, rows in points.items()}
+    print(f"at their best: {most}", flush=True)
+    return {"points": points, "best_per_s": most, "times": most["flatout"] / most["litserve"]}
+
+
+def overload(seconds: float) -> dict[str, Any]:
+    """Twice what it can do, for a minute: who is accepted must not wait for those who are too many."""
+    with ours("flatout") as server:
+        limit_ms = 1000 * server.about["sizing"]["latency_limit_s"]
+        calm = held(server, concurrency=1, seconds=seconds)
+        said("unloaded", calm)
+        capacity = max(held(server, concurrency=load, seconds=seconds).answered_per_s for load in _LOADS[2:5])
+        found = held(server, rate=2 * capacity, seconds=60.0)
+        said("overload", found)
+        refused = found.statuses.get("429", 0)
+        after = held(server, concurrency=1, seconds=seconds)
+        p99 = found.latency_ms.p99 if found.latency_ms else None
+        return {
+            "sizing": server.about["sizing"],
+            "unloaded": dataclasses.asdict(calm),
+            "capacity_per_s": capacity,
+            "overload": dataclasses.asdict(found),
+            "limit_ms": limit_ms,
+            "p99_of_limit": p99 / limit_ms if p99 else None,
+            "lost": found.sent - found.answered - refused,
+            "after": dataclasses.asdict(after),
+        }
+
+
+def soak(count: int) -> dict[str, Any]:
+    """So many requests; memory must not grow with them."""
+    with ours("flatout", "--queue", "4096") as server:
+        sizes, sent = [server.resident_bytes()], 0
+        while sent < count:
+            one = held(server, concurrency=32, seconds=10.0)
+            sent += one.sent
+            sizes.append(server.resident_bytes())
+            print(f"{sent} requests, {sizes[-1] / 2**20:.0f} MiB", flush=True)
+            assert one.answered == one.sent, one
+    half = sizes[len(sizes) // 2]
+    return {"requests": sent, "resident_bytes": sizes, "grown_share_of_second_half": sizes[-1] / half - 1}
+
+
+def sigterm() -> dict[str, Any]:
+    """In the middle of load: each request that was accepted is answered."""
+    with ours("flatout", "--queue", "4096") as server:
+
+        async def run() -> list[Sample]:
+            client = server.client()
+            loading = asyncio.ensure_future(at_once(client, server.payload, 32, 6.0))
+            await asyncio.sleep(3.0)
+            server.process.send_signal(signal.SIGTERM)
+            return await loading
+
+        samples = asyncio.run(run())
+        code = server.process.wait(60)
+    found = point(samples, 6.0, concurrency=32, rate=None, streams=False)
+    said("sigterm", found)
+    return {"exit_code": code, "statuses": found.statuses, "errors": found.errors, "answered": found.answered}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--parts", default="batching,litserve,overload,soak,sigterm")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--out", help="a folder for the result file")
+    chosen = parser.parse_args()
+    parts = {
+        "batching": lambda: batching(chosen.seconds),
+        "litserve": lambda: beside_litserve(chosen.seconds),
+        "overload": lambda: overload(chosen.seconds),
+        "soak": lambda: soak(chosen.requests),
+        "sigterm": sigterm,
+    }
+    for part in chosen.parts.split(","):
+        print(f"# {part}", flush=True)
+        subject = f"serving-{part}"
+        write(subject, parts[part](), str(Path(chosen.out) / f"{subject}.json") if chosen.out else None)
+
+
+if __name__ == "__main__":
+    main()
