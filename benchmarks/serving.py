@@ -1,8 +1,8 @@
 """`flatout serve` under load: batches against one by one, LitServe beside it, overload, memory, SIGTERM.
 
-    python -m benchmarks.serving [--parts batching,litserve,overload,soak,sigterm] [--seconds 5] [--out FOLDER]
+    python -m benchmarks.serving [--parts batching,litserve,overload,soak,sigterm] [--out FOLDER]
 
-Anywhere; on a GPU with a model for one (serving_model.py). Servers take turns under the same load in the same
+Anywhere; on a GPU with a model for one (serving_model.py). Servers take turns under the same load in one
 run. The client runs on the same machine and shares its cores: figures are for comparing, not for boasting.
 """
 
@@ -48,27 +48,31 @@ class Server:
 
     @property
     def payload(self) -> Payload:
+        """The same item again and again."""
         url = urlsplit(f"http://127.0.0.1:{self.port}")
         from benchmarks.serving_model import make
 
         (example,) = make()[1]
-        name = "ids" if _ON_GPU else "input"
-        body = json.dumps({"inputs": {name: example[0].tolist()}}).encode()
+        (spec,) = self.about.get("inputs") or (["ids:"] if _ON_GPU else ["input:"])
+        values = [0.5] * 16 if spec.endswith("[16]") else example[0].tolist()
+        body = json.dumps({"inputs": {spec.partition(":")[0]: values}}).encode()
         return Payload(
             "/predict", request_bytes(url, "/predict", body, {"content-type": "application/json"}), "", False
         )
 
     def client(self) -> Client:
+        """Connections to it."""
         return Client(urlsplit(f"http://127.0.0.1:{self.port}"), 60.0)
 
     def resident_bytes(self) -> int:
+        """Of all its processes."""
         whole = psutil.Process(self.process.pid)
         return sum(one.memory_info().rss for one in [whole, *whole.children(recursive=True)])
 
 
 @contextlib.contextmanager
-def ours(name: str, *arguments: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "flatout", "serve", "--json", "--port", "0", _TARGET, *arguments]
+def ours(name: str, *arguments: str, target: str = _TARGET) -> Iterator[Server]:
+    command = [sys.executable, "-m", "flatout", "serve", "--json", "--port", "0", target, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -133,10 +137,8 @@ def held(
 
 def said(name: str, one: LoadPoint) -> None:
     p99 = one.latency_ms.p99 if one.latency_ms else float("nan")
-    print(
-        f"{name:12} {one.load:6g} {one.answered_per_s:9.1f}/s  p99 {p99:8.1f} ms  {one.statuses} {one.errors}",
-        flush=True,
-    )
+    rate = f"{one.answered_per_s:9.1f}/s"
+    print(f"{name:12} {one.load:6g} {rate}  p99 {p99:8.1f} ms  {one.statuses} {one.errors}", flush=True)
 
 
 def by_turns(servers: list[Server], seconds: float) -> dict[str, list[dict[str, Any]]]:
@@ -212,7 +214,7 @@ def overload(seconds: float) -> dict[str, Any]:
 
 def soak(count: int) -> dict[str, Any]:
     """So many requests; memory must not grow with them."""
-    with ours("flatout", "--queue", "4096") as server:
+    with ours("flatout", "--queue", "4096", target="benchmarks.serving_model:small") as server:
         sizes, sent = [server.resident_bytes()], 0
         while sent < count:
             one = held(server, concurrency=32, seconds=10.0)

@@ -1,5 +1,7 @@
 """What benchmarks/serving.py serves: where one item leaves most of the machine unused."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -25,5 +27,10 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if torch.cuda.is_available():
         return Encoder().bfloat16(), (torch.randint(0, 30_000, (1, 128)),)
     sizes = (256, 4096, 4096, 2048, 10)
-    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1]), (torch.randn(1, 256),)
+
+
+def small() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """So small that the server itself is what is measured."""
+    return nn.Linear(16, 4), (torch.randn(1, 16),)

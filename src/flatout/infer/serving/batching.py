@@ -17,6 +17,8 @@ State = Literal["waiting", "running", "answered", "left"]
 
 # After a batch that was too large, so many full ones must go well before a larger one is tried again.
 _WELL = 64
+# A smaller batch is taken where it was measured to be so much better.
+_CLEARLY = 1.1
 
 
 class Full(Exception):
@@ -43,6 +45,19 @@ class Policy:
     most: int
     wait_s: float
     queue: int
+    # Items a second by the size of a batch, where measured: two together can be slower than one by one.
+    rates: tuple[tuple[int, float], ...] = ()
+
+    def worthwhile(self, count: int) -> int:
+        """How many of so many should go at once."""
+        below = [one for one in self.rates if one[0] <= count]
+        above = [one for one in self.rates if one[0] >= count]
+        if not below or not above:
+            return count
+        (less, slow), (more, fast) = below[-1], above[0]
+        rate = slow if less == more else slow + (fast - slow) * (count - less) / (more - less)
+        size, best = max(below, key=lambda one: one[1])
+        return size if best > _CLEARLY * rate else count
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -213,7 +228,8 @@ class Batcher:
 
     def _take(self, key: Hashable) -> list[Ticket]:
         queue, now = self._queues[key], self._clock()
-        tickets = [queue.popleft() for _ in range(min(self.most, len(queue)))]
+        count = self.policy.worthwhile(min(self.most, len(queue)))
+        tickets = [queue.popleft() for _ in range(count)]
         self._forget_if_empty(key)
         self._waiting -= len(tickets)
         for ticket in tickets:

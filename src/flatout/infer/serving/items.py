@@ -61,7 +61,8 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         wait_s=order.wait_s,
         on_size=lambda size: events.tell("stage", name=f"measuring batches of {size}"),
     )
-    policy = Policy(most=sizing.most, wait_s=sizing.wait_s, queue=sizing.queue)
+    rates = tuple((one.batch, one.items_per_s) for one in sizing.tried)
+    policy = Policy(most=sizing.most, wait_s=sizing.wait_s, queue=sizing.queue, rates=rates)
     predicting: Predicting
 
     def deliver(tickets: Any) -> None:

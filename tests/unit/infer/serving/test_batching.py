@@ -227,3 +227,16 @@ def test_what_arrives_from_many_threads_is_answered_once_each() -> None:
     assert all((ticket.error is None) != (ticket.result is None) for ticket in answers)
     assert one.waiting == 0
     assert not one._queues
+
+
+def test_fewer_go_together_where_that_was_measured_to_be_faster() -> None:
+    model = Model()
+    rates = ((1, 100.0), (2, 60.0), (4, 300.0))
+    one = batcher(model, rates=rates)
+    for number in range(2):
+        one.submit(number)
+    all_answered(one)
+    assert model.batches == [[0], [1]]
+    policy = Policy(most=4, wait_s=0, queue=9, rates=rates)
+    assert [policy.worthwhile(count) for count in (1, 2, 3, 4, 5)] == [1, 1, 3, 4, 5]
+    assert Policy(most=4, wait_s=0, queue=9).worthwhile(3) == 3

@@ -153,7 +153,7 @@ def test_a_factory_tells_its_inputs_by_examples(project: Path) -> None:
         textwrap.dedent("""
             import torch
             def plain(): return torch.nn.Linear(4, 2), (torch.randn(1, 4),)
-            def named(): return (lambda a, b: a + b), {"a": torch.ones(1, 2), "b": torch.ones(1, 2, dtype=torch.int64)}
+            def named(): return (lambda a, b: a + b), {"a": torch.ones(1, 2), "b": torch.ones(1, 2).long()}
             def bare(): return torch.nn.Linear(4, 2)
             def function(): return lambda texts: [text.upper() for text in texts]
             def number(): return 3
@@ -182,13 +182,16 @@ def test_a_factory_tells_its_inputs_by_examples(project: Path) -> None:
 
 
 def test_a_torchscript_file_is_served(project: Path) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.trace(nn.Linear(3, 2), torch.randn(1, 3)).save("it.pt")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
         served = load("it.pt", ("x:float32[3]",), "cpu")
     assert prove(Runner(served)).batches
     (project / "bad.pt").write_bytes(b"nothing")
-    with pytest.raises(CallerMistake, match="cannot be loaded"), pytest.warns(DeprecationWarning):
+    with (
+        pytest.raises(CallerMistake, match="cannot be loaded"),
+        pytest.warns(DeprecationWarning, match="torch.jit"),
+    ):
         load("bad.pt", ("x:float32[3]",), "cpu")
     with pytest.raises(CallerMistake, match="does not say what its inputs are"):
         load("it.pt", (), "cpu")
