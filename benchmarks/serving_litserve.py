@@ -21,7 +21,7 @@ class Api(litserve.LitAPI):
             torch.set_num_threads(cores - 1)
         self.model, self.kind, self.place = model.eval().to(device), examples[0].dtype, device
 
-    def decode_request(self, request: Any) -> torch.Tensor:
+    def decode_request(self, request):  # its annotation would be taken for a schema
         """One item."""
         return torch.tensor(next(iter(request["inputs"].values())), dtype=self.kind)
 

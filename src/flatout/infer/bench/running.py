@@ -98,7 +98,6 @@ async def _warm_up(url: SplitResult, payload: Payload, timeout_s: float) -> None
     """Also tells at once whether the request is one that the server answers."""
     client = Client(url, timeout_s)
     try:
-        samples = await at_once(client, payload, 1, 0.0)
         first = await client.send(payload.request)
         if first.error:
             raise EnvironmentProblem(
@@ -113,6 +112,6 @@ async def _warm_up(url: SplitResult, payload: Payload, timeout_s: float) -> None
                 expected="a request that it takes",
                 remedy="--payload request.json, --token, or another path",
             )
-        samples += await at_once(client, payload, _WARM_UP, _WARM_UP_S)
+        await at_once(client, payload, _WARM_UP, _WARM_UP_S)
     finally:
         client.close()

@@ -102,6 +102,8 @@ class Batcher:
         self._running: list[Ticket] = []
         self._began_s: float | None = None
         self._went_well = 0
+        # How many were here when the last batch was taken, and with how many the next one is complete.
+        self._seen, self._wanted = 0, policy.most
         self._closing = False
         self._sleeps = False
         self._changed = threading.Condition()
@@ -129,7 +131,7 @@ class Batcher:
             self._waiting += 1
             self.pace.arrived(now)
             # A thread that collects looks by itself: only the first and the last of a batch wake it.
-            if self._sleeps or len(queue) >= self.most:
+            if self._sleeps or len(queue) >= self._wanted:
                 self._changed.notify()
             return ticket
 
@@ -198,22 +200,19 @@ class Batcher:
                     pause = self._pause(self._queues[key])
                     if pause <= 0:
                         return self._take(key)
-                    before = self._waiting
                     self._sleep(pause, until_full=True)
-                    if self._waiting == before and key in self._queues:
-                        return self._take(key)
         finally:
             if late:
                 self._deliver(late)
 
     def _pause(self, queue: deque[Ticket]) -> float:
         """How long to wait for company: not at all where it is full, or none is to be expected in time."""
-        if len(queue) >= self.most or self._closing:
-            return 0.0
+        # Whoever was here a batch ago may come again at once; others come at the rate at which they come.
         now = self._clock()
         left_s = queue[0].arrived_s + self.policy.wait_s - now
-        gap_s = self.pace.gap_s(now)
-        return 0.0 if gap_s > left_s else min(left_s, 2 * gap_s)
+        soon = self.pace.expected(left_s, now)
+        self._wanted = min(self.most, max(self._seen, len(queue) + soon))
+        return 0.0 if len(queue) >= self._wanted or self._closing else left_s
 
     def _sleep(self, seconds: float | None, *, until_full: bool = False) -> None:
         self._sleeps = not until_full
@@ -235,6 +234,7 @@ class Batcher:
         for ticket in tickets:
             ticket.state, ticket.waited_s = "running", now - ticket.arrived_s
         self._running, self._began_s = tickets, now
+        self._seen, self._wanted = count + self._waiting, self.most
         return tickets
 
     def _drop_expired(self) -> list[Ticket]:

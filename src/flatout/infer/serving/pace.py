@@ -4,6 +4,7 @@
 _NEW = 0.1
 # Where nothing was answered yet, a client may ask again after this.
 _UNKNOWN_S = 1.0
+_MOST = 1 << 20
 
 
 class Pace:
@@ -26,9 +27,12 @@ class Pace:
         each = took_s / count
         self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
 
-    def gap_s(self, now_s: float) -> float:
-        """The time between two arrivals, as it is now; infinite where nobody knows."""
-        return self._gap_s if self._last_s is None else max(self._gap_s, now_s - self._last_s)
+    def expected(self, within_s: float, now_s: float) -> int:
+        """How many should arrive in this time, by the gaps between those before."""
+        if self._last_s is None or within_s <= 0:
+            return 0
+        gap_s = max(self._gap_s, now_s - self._last_s)
+        return min(_MOST, int(within_s / gap_s)) if gap_s > 0 else _MOST
 
     @property
     def items_per_s(self) -> float | None:
