@@ -44,8 +44,7 @@ def test_a_batch_that_runs_out_of_memory_is_split_and_everybody_answered(tmp_pat
         found: list[int] = []
 
         def ask() -> None:
-            for _ in range(4):
-                found.append(server.predict(5)[0])
+            found.extend([server.predict(5)[0] for _ in range(4)])
 
         threads = [threading.Thread(target=ask) for _ in range(32)]
         for thread in threads:

@@ -124,7 +124,7 @@ class Batcher:
             if self._closing:
                 raise Closing("the server is about to end")
             if self._waiting >= self.policy.queue:
-                raise Full(self.pace.seconds_for(self._waiting + len(self._running)))
+                raise Full(self.retry_after_s)
             ticket = Ticket(value, key, now, now + timeout_s, owner)
             queue = self._queues.setdefault(key, deque())
             queue.append(ticket)
@@ -158,6 +158,11 @@ class Batcher:
     def waiting(self) -> int:
         """How many wait."""
         return self._waiting
+
+    @property
+    def retry_after_s(self) -> float:
+        """When all that is here should be answered, by the present rate."""
+        return self.pace.seconds_for(self._waiting + len(self._running))
 
     @property
     def running_for_s(self) -> float:

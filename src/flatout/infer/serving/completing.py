@@ -30,6 +30,7 @@ from flatout.infer.serving.problems import Problem, bad
 from flatout.records.serving import ServeOrder
 
 _USUAL_TOKENS = 16
+_WRITE = ("/v1/completions", "/v1/chat/completions")
 _OPERATION = {"text_completion": "text_completion", "chat.completion": "chat"}
 
 
@@ -150,16 +151,25 @@ class Completing:
         try:
             return self._engine.submit(text)
         except Full as full:
-            self._texts.add(1, "refused")
-            raise Problem(
-                429,
-                f"{self._engine.waiting} texts wait already",
-                expected="fewer at a time",
-                remedy=f"the same again in {full.retry_after_s:.3g} s",
-                retry_after_s=full.retry_after_s,
-            ) from None
+            raise self._too_many(full.retry_after_s) from None
         except Closing:
             raise leaving() from None
+
+    def shed(self, method: str, path: str) -> Problem | None:
+        """No for a text, before it is read, where there is no room for it."""
+        if method != "POST" or path not in _WRITE or not self._engine.is_full:
+            return None
+        return self._too_many(self._engine.retry_after_s)
+
+    def _too_many(self, retry_after_s: float) -> Problem:
+        self._texts.add(1, "refused")
+        return Problem(
+            429,
+            f"{self._engine.waiting} texts wait already",
+            expected="fewer at a time",
+            remedy=f"the same again in {retry_after_s:.3g} s",
+            retry_after_s=retry_after_s,
+        )
 
     def spelled(self, ids: list[int]) -> str:
         """Text, without the marks that are for the model alone."""

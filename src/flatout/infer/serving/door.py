@@ -36,6 +36,8 @@ class Door:
         self._order = order
         self._routes = frozenset(routes)
         self.draining = False
+        # What is refused by its method and path alone; set by what is served.
+        self.shed: Callable[[str, str], Problem | None] = lambda _method, _path: None
         self.active = 0
         self.durations = Histogram(
             "http_server_request_duration_seconds",
@@ -77,8 +79,10 @@ class Door:
             await send(message)
 
         try:
-            if self._refuses(scope):
-                await _response(_UNKNOWN_CALLER)(scope, receive, noted)
+            # Under overload most requests end here: before anything of them is read.
+            problem = _UNKNOWN_CALLER if self._refuses(scope) else self.shed(scope["method"], scope["path"])
+            if problem is not None:
+                await _response(problem)(scope, receive, noted)
             else:
                 # A defect was answered with 500 and said in the log before starlette raises it once more.
                 with contextlib.suppress(Exception):
@@ -162,8 +166,9 @@ def say(words: str) -> None:
 
 
 def _response(problem: Problem) -> Response:
-    made = Response(problem.body(), status_code=problem.status)
-    made.raw_headers = [*problem.headers(), (b"content-length", str(len(problem.body())).encode())]
+    body = problem.body()
+    made = Response(body, status_code=problem.status)
+    made.raw_headers = [*problem.headers(), (b"content-length", str(len(body)).encode())]
     return made
 
 

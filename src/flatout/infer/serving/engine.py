@@ -60,6 +60,16 @@ class Engine:
         return min(self._here, self.rows)
 
     @property
+    def is_full(self) -> bool:
+        """Whether no more may wait."""
+        return self._here >= self._most
+
+    @property
+    def retry_after_s(self) -> float:
+        """When there should be room, by the present rate."""
+        return self.pace.seconds_for(self.waiting + 1)
+
+    @property
     def turn_for_s(self) -> float:
         """How long the present turn has lasted."""
         began = self._turn_s
@@ -69,8 +79,8 @@ class Engine:
         """Accept one, or raise Full or Closing; from the loop."""
         if self._closing.is_set():
             raise Closing("the server is about to end")
-        if self._here >= self._most:
-            raise Full(self.pace.seconds_for(self.waiting + 1))
+        if self.is_full:
+            raise Full(self.retry_after_s)
         job = Job(request, asyncio.Queue(), time.monotonic())
         request.on_token = job.fresh.append
         self._here += 1

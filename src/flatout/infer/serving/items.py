@@ -9,6 +9,7 @@ from flatout.infer.serving.loading import leave_a_core, load
 from flatout.infer.serving.metrics import Metric
 from flatout.infer.serving.openapi import described
 from flatout.infer.serving.predicting import Predicting
+from flatout.infer.serving.problems import Problem
 from flatout.infer.serving.proving import example_item, prove
 from flatout.infer.serving.sizing import sized
 from flatout.inside.out_of_memory import is_out_of_memory
@@ -33,6 +34,10 @@ class ItemService:
         """With an example that is answered."""
         served = self._runner.served
         return described(served.name, served.specs, example_item(self._runner), token=bool(self._order.token))
+
+    def shed(self, method: str, path: str) -> Problem | None:
+        """What is refused unread."""
+        return self._predicting.shed(method, path)
 
     def stuck(self) -> str:
         """A batch that takes longer than any request may."""

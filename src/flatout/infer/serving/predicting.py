@@ -95,6 +95,22 @@ class Predicting:
         made = await asyncio.to_thread(answer, wanted, result) if size > _LARGE else answer(wanted, result)
         return Response(made, media_type=wanted)
 
+    def shed(self, method: str, path: str) -> Problem | None:
+        """No for an item, before it is read, where there is no room for it."""
+        if method != "POST" or path != "/predict" or self.batcher.waiting < self.batcher.policy.queue:
+            return None
+        return self._too_many(self.batcher.retry_after_s)
+
+    def _too_many(self, retry_after_s: float) -> Problem:
+        self._items.add(1, "refused")
+        return Problem(
+            429,
+            f"{self.batcher.waiting} requests wait already",
+            expected="fewer at a time",
+            remedy=f"the same again in {retry_after_s:.3g} s",
+            retry_after_s=retry_after_s,
+        )
+
     def _item(self, kind: str, body: bytes, shape: str) -> tuple[Any, Hashable]:
         if self._reader is not None:
             item = self._reader.read(kind, body, shape)
@@ -110,14 +126,7 @@ class Predicting:
         try:
             ticket = self.batcher.submit(value, key=key, timeout_s=self._order.timeout_s, owner=future)
         except Full as full:
-            self._items.add(1, "refused")
-            raise Problem(
-                429,
-                f"{self.batcher.waiting} requests wait already",
-                expected="fewer at a time",
-                remedy=f"the same again in {full.retry_after_s:.3g} s",
-                retry_after_s=full.retry_after_s,
-            ) from None
+            raise self._too_many(full.retry_after_s) from None
         except Closing:
             raise leaving() from None
         gone = self._loop.create_task(_until_gone(request))

@@ -45,6 +45,9 @@ class Service(Protocol):
     def document(self) -> dict[str, Any]:
         """The OpenAPI document."""
 
+    def shed(self, method: str, path: str) -> Problem | None:
+        """What is refused unread, by its method and path."""
+
     def stuck(self) -> str:
         """What hangs; empty where nothing does."""
 
@@ -111,6 +114,7 @@ class Serve:
     async def _get_ready(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
         service, about = await asyncio.to_thread(self._prepare, self._order, self._events, loop)
         self._service = service
+        self._door.shed = service.shed
         self._events.tell("ready", serving=msgspec.to_builtins(dataclasses.replace(about, url=url)))
 
     async def _end(self, front: Front, serving: "asyncio.Task[None]", ready: "asyncio.Task[None]") -> int:

@@ -15,6 +15,7 @@ from flatout.infer.serving.engine import Engine
 from flatout.infer.serving.loading import leave_a_core
 from flatout.infer.serving.metrics import Metric
 from flatout.infer.serving.openapi import described, failures
+from flatout.infer.serving.problems import Problem
 from flatout.records.errors import CallerMistake, EnvironmentProblem
 from flatout.records.serving import ServeOrder, Serving, Sizing
 
@@ -48,6 +49,10 @@ class TextService:
         return described(
             self._completing.name, (), {}, token=bool(self._order.token), paths=_paths(self._order)
         )
+
+    def shed(self, method: str, path: str) -> Problem | None:
+        """What is refused unread."""
+        return self._completing.shed(method, path)
 
     def stuck(self) -> str:
         """A step that takes longer than any text may."""
