@@ -48,16 +48,27 @@ class Policy:
     # Items a second by the size of a batch, where measured: two together can be slower than one by one.
     rates: tuple[tuple[int, float], ...] = ()
 
+    # By present times, no item is accepted that would take longer.
+    limit_s: float = float("inf")
+
     def worthwhile(self, count: int) -> int:
         """How many of so many should go at once."""
+        took_s = self.predicted_s(count)
+        below = [one for one in self.rates if one[0] <= count]
+        if took_s is None or not below:
+            return count
+        size, best = max(below, key=lambda one: one[1])
+        return size if best > _CLEARLY * count / took_s else count
+
+    def predicted_s(self, count: int) -> float | None:
+        """What a batch of so many took when it was measured, between two sizes by a line; else None."""
         below = [one for one in self.rates if one[0] <= count]
         above = [one for one in self.rates if one[0] >= count]
         if not below or not above:
-            return count
+            return None
         (less, slow), (more, fast) = below[-1], above[0]
-        rate = slow if less == more else slow + (fast - slow) * (count - less) / (more - less)
-        size, best = max(below, key=lambda one: one[1])
-        return size if best > _CLEARLY * rate else count
+        share = 0.0 if less == more else (count - less) / (more - less)
+        return less / slow + (more / fast - less / slow) * share
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -123,7 +134,7 @@ class Batcher:
         with self._changed:
             if self._closing:
                 raise Closing("the server is about to end")
-            if self._waiting >= self.policy.queue:
+            if self.is_full:
                 raise Full(self.retry_after_s)
             ticket = Ticket(value, key, now, now + timeout_s, owner)
             queue = self._queues.setdefault(key, deque())
@@ -160,9 +171,26 @@ class Batcher:
         return self._waiting
 
     @property
+    def is_full(self) -> bool:
+        """Whether one more would be too many: for the queue, or for the time that it may take."""
+        return (
+            self._waiting >= self.policy.queue or self._seconds_for(self._waiting + 1) > self.policy.limit_s
+        )
+
+    @property
     def retry_after_s(self) -> float:
         """When all that is here should be answered, by the present rate."""
         return self.pace.seconds_for(self._waiting + len(self._running))
+
+    def _seconds_for(self, waiting: int) -> float:
+        """What the last of so many would wait for and take: batches as measured, as slow as they are now."""
+        whole = self.policy.predicted_s(self.most)
+        if whole is None:
+            return 0.0
+        rounds, rest = divmod(waiting, self.most)
+        under_way = self.policy.predicted_s(len(self._running)) if self._running else 0.0
+        last = self.policy.predicted_s(rest) if rest else 0.0
+        return self.pace.slowness * (rounds * whole + (last or 0.0) + (under_way or 0.0))
 
     @property
     def running_for_s(self) -> float:
@@ -307,7 +335,7 @@ class Batcher:
             told = [ticket for ticket in part if ticket.state == "running"]
             for ticket in told:
                 ticket.state = "answered"
-            self.pace.answered(len(part), took_s)
+            self.pace.answered(len(part), took_s, self.policy.predicted_s(len(part)))
             self._grow_back(len(part))
         self._deliver(told)
 

@@ -67,7 +67,13 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         on_size=lambda size: events.tell("stage", name=f"measuring batches of {size}"),
     )
     rates = tuple((one.batch, one.items_per_s) for one in sizing.tried)
-    policy = Policy(most=sizing.most, wait_s=sizing.wait_s, queue=sizing.queue, rates=rates)
+    policy = Policy(
+        most=sizing.most,
+        wait_s=sizing.wait_s,
+        queue=sizing.queue,
+        rates=rates,
+        limit_s=sizing.latency_limit_s,
+    )
     predicting: Predicting
 
     def deliver(tickets: Any) -> None:

@@ -14,6 +14,8 @@ class Pace:
         self._gap_s = float("inf")
         self._last_s: float | None = None
         self._item_s: float | None = None
+        # How many times longer batches take now than when they were measured: others use the machine too.
+        self.slowness = 1.0
 
     def arrived(self, now_s: float) -> None:
         """One more came."""
@@ -22,8 +24,10 @@ class Pace:
             self._gap_s = gap if self._gap_s == float("inf") else (1 - _NEW) * self._gap_s + _NEW * gap
         self._last_s = now_s
 
-    def answered(self, count: int, took_s: float) -> None:
-        """So many were computed in this time."""
+    def answered(self, count: int, took_s: float, predicted_s: float | None = None) -> None:
+        """So many were computed in this time; as much was to be expected by an earlier measurement."""
+        if predicted_s:
+            self.slowness = (1 - _NEW) * self.slowness + _NEW * took_s / predicted_s
         each = took_s / count
         self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
 

@@ -97,7 +97,7 @@ class Predicting:
 
     def shed(self, method: str, path: str) -> Problem | None:
         """No for an item, before it is read, where there is no room for it."""
-        if method != "POST" or path != "/predict" or self.batcher.waiting < self.batcher.policy.queue:
+        if method != "POST" or path != "/predict" or not self.batcher.is_full:
             return None
         return self._too_many(self.batcher.retry_after_s)
 

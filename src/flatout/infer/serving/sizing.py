@@ -17,6 +17,8 @@ _NO_GAIN = 0.05
 _MEMORY_SHARE = 0.9
 _RUN_S, _RUNS = 0.15, 20
 _SEARCH_S = 30.0
+# Where nobody said how long a batch may take: so many times what one item takes, and no less than this.
+_ITEMS, _LEAST_BATCH_S = 10, 0.05
 # What an accepted request may take where nobody said: so many batches, and no less than this.
 _BATCHES, _LEAST_LATENCY_S = 4, 0.1
 _LONGEST_WAIT_S = 0.01
@@ -61,8 +63,12 @@ def _tried(
         one = _timed_or_none(runner, size)
         if one is None:
             return tried, f"{size} run out of memory"
-        if tried and latency_s is not None and one.seconds * 2 > latency_s:
-            return tried, f"{size} would take {one.seconds:.3g} s, of {latency_s:.3g} s for two batches"
+        longest_s = latency_s / 2 if latency_s else max(_LEAST_BATCH_S, _ITEMS * (tried or [one])[0].seconds)
+        if tried and one.seconds > longest_s:
+            return (
+                tried,
+                f"{size} would take {1000 * one.seconds:.3g} ms, of {1000 * longest_s:.3g} ms allowed",
+            )
         if tried and one.peak_share is not None and one.peak_share > _MEMORY_SHARE:
             return tried, f"{size} would leave too little memory free"
         idle = (

@@ -240,3 +240,34 @@ def test_fewer_go_together_where_that_was_measured_to_be_faster() -> None:
     policy = Policy(most=4, wait_s=0, queue=9, rates=rates)
     assert [policy.worthwhile(count) for count in (1, 2, 3, 4, 5)] == [1, 1, 3, 4, 5]
     assert Policy(most=4, wait_s=0, queue=9).worthwhile(3) == 3
+
+
+def test_a_machine_that_has_become_slower_accepts_fewer() -> None:
+    clock, slow = Clock(), 1.0
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        clock.now += slow * (0.1 + 0.01 * len(values))
+        return values
+
+    # A batch of 10 takes 0.2 s, so that in half a second the one under way and two more end, less a little.
+    rates = tuple((size, size / (0.1 + 0.01 * size)) for size in (1, 2, 4, 8, 10))
+    one = Batcher(run, Policy(most=10, wait_s=0, queue=1000, rates=rates, limit_s=0.5), clock=clock)
+
+    def accepted() -> int:
+        count = 0
+        while not one.is_full:
+            one.submit(count)
+            count += 1
+        while one.waiting:
+            one.turn()
+        return count
+
+    assert accepted() == 20
+    slow = 2.0
+    for _ in range(40):
+        accepted()
+    assert accepted() == 10
+    slow = 1.0
+    for _ in range(40):
+        accepted()
+    assert accepted() == 20
