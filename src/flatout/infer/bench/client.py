@@ -13,6 +13,8 @@ from urllib.parse import SplitResult
 import httptools
 
 _OPENING_S = 10.0
+# A server may close what was idle for longer, in the very moment in which the next request is sent.
+_IDLE_S = 4.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -120,7 +122,8 @@ class Client:
         self._host, self._timeout_s = url.hostname or "", timeout_s
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
-        self._idle: list[Connection] = []
+        # With the moment since which they are idle.
+        self._idle: list[tuple[float, Connection]] = []
 
     async def send(self, request: bytes) -> Exchange:
         """On a connection that is free, or a new one."""
@@ -129,20 +132,22 @@ class Client:
             return Exchange(error=connection, ended_s=time.monotonic())
         found = await connection.exchange(request, self._timeout_s)
         if not connection.closed:
-            self._idle.append(connection)
+            self._idle.append((found.ended_s, connection))
         return found
 
     def close(self) -> None:
         """All of them."""
-        for connection in self._idle:
+        for _, connection in self._idle:
             connection.close()
         self._idle.clear()
 
     async def _one(self) -> Connection | str:
+        now = time.monotonic()
         while self._idle:
-            connection = self._idle.pop()
-            if not connection.closed:
+            since, connection = self._idle.pop()
+            if not connection.closed and now - since < _IDLE_S:
                 return connection
+            connection.close()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_OPENING_S):

@@ -173,6 +173,9 @@ class Batcher:
     @property
     def is_full(self) -> bool:
         """Whether one more would be too many: for the queue, or for the time that it may take."""
+        # One may always wait, however slow all has become: else nobody would notice that it no longer is.
+        if not self._waiting:
+            return False
         return (
             self._waiting >= self.policy.queue or self._seconds_for(self._waiting + 1) > self.policy.limit_s
         )

@@ -2,6 +2,8 @@
 
 # How much of a mean the newest counts.
 _NEW = 0.1
+# What got slower is believed sooner than what got faster: late answers are worse than refusals.
+_WORSE = 0.5
 # Where nothing was answered yet, a client may ask again after this.
 _UNKNOWN_S = 1.0
 _MOST = 1 << 20
@@ -27,7 +29,9 @@ class Pace:
     def answered(self, count: int, took_s: float, predicted_s: float | None = None) -> None:
         """So many were computed in this time; as much was to be expected by an earlier measurement."""
         if predicted_s:
-            self.slowness = (1 - _NEW) * self.slowness + _NEW * took_s / predicted_s
+            now = took_s / predicted_s
+            new = _WORSE if now > self.slowness else _NEW
+            self.slowness += new * (now - self.slowness)
         each = took_s / count
         self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
 
