@@ -15,6 +15,8 @@ from flatout.infer.bench.payload import Payload
 
 # More than this at a time is not tried: the machine that loads would be measured.
 _MOST_AT_ONCE = 4096
+# A server that is not there, or says "not now", is not asked again without a pause.
+_NOT_NOW, _PAUSE_S = (429, 503), 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +35,9 @@ async def at_once(client: Client, payload: Payload, concurrency: int, seconds: f
     async def one_after_the_other() -> None:
         while (now := time.monotonic()) < end:
             found.append(Sample(now, await client.send(payload.request)))
-            if found[-1].exchange.error:
-                await asyncio.sleep(0.05)  # a server that is not there is not asked without a pause
+            answered = found[-1].exchange
+            if answered.error or answered.status in _NOT_NOW:
+                await asyncio.sleep(_PAUSE_S)
 
     await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
     return found

@@ -13,7 +13,7 @@ from flatout.infer.serving.problems import Problem
 from flatout.infer.serving.proving import example_item, prove
 from flatout.infer.serving.sizing import sized
 from flatout.inside.out_of_memory import is_out_of_memory
-from flatout.records.serving import ServeOrder, Serving
+from flatout.records.serving import ServeOrder, Serving, Sizing
 
 
 class ItemService:
@@ -72,7 +72,7 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         wait_s=sizing.wait_s,
         queue=sizing.queue,
         rates=rates,
-        limit_s=sizing.latency_limit_s,
+        limit_s=_limit_s(order, sizing),
     )
     predicting: Predicting
 
@@ -91,3 +91,12 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         notes=proof.notes,
     )
     return ItemService(runner, predicting, order), about
+
+
+def _limit_s(order: ServeOrder, sizing: Sizing) -> float:
+    """The time beyond which nothing is accepted: as promised at the start.
+
+    Who says how many may wait, and not for how long, is taken at their word.
+    """
+    by_count = order.queue is not None and order.latency_s is None
+    return float("inf") if by_count else sizing.latency_limit_s

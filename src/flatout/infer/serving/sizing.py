@@ -20,7 +20,7 @@ _SEARCH_S = 30.0
 # Where nobody said how long a batch may take: so many times what one item takes, and no less than this.
 _ITEMS, _LEAST_BATCH_S = 10, 0.05
 # What an accepted request may take where nobody said: so many batches, and no less than this.
-_BATCHES, _LEAST_LATENCY_S = 4, 0.1
+_BATCHES, _LEAST_LATENCY_S = 4, 0.25
 _LONGEST_WAIT_S = 0.01
 _UNMEASURED = 8
 
