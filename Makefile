@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all check docs format clean
+.PHONY: demo tools test test-all check docs format clean
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a minute or two, once."
@@ -15,11 +15,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## tunes an example, and ends with the picture
 	@$(BIN)/python -m scripts.demo
 
-test: $(READY)
+# A real Prometheus for the tests of `flatout export`, taken out of Debian's package without installing it: no
+# service starts, and nothing outside of this folder changes. Where that cannot be, those tests are skipped.
+tools:
+	@command -v prometheus promtool > /dev/null || test -x $(VENV)/tools/usr/bin/promtool || sh scripts/tools.sh $(VENV)/tools
+
+test: $(READY) tools
 	$(BIN)/python -m pytest -n auto
 
 # With the rarer script shapes, and all fifty random kills.
-test-all: $(READY)
+test-all: $(READY) tools
 	$(BIN)/python -m pytest -n auto -m ''
 
 check: $(READY)

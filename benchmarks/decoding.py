@@ -8,6 +8,7 @@ logits given the same tokens.
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import write
+from flatout.infer.generating import decoder as decoder_module
 from flatout.infer.generating.decoder import Decoder
 from flatout.infer.generating.sampling import Sampling
 
@@ -159,8 +161,10 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="8b")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--ways", default="flatout,eager,static")
+    parser.add_argument("--compiler", default="{}", help="more options of the compiler, as JSON, to try them")
     parser.add_argument("--out", help="a folder for the result file")
     chosen = parser.parse_args()
+    decoder_module.COMPILING |= json.loads(chosen.compiler)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = model_of(chosen.size, device)
     prompt = torch.randint(
@@ -170,6 +174,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "size": chosen.size,
         "tokens": chosen.tokens,
+        "compiler": decoder_module.COMPILING,
         "read_bytes": read_bytes(model),
         "copied_bytes_per_s": bytes_per_s,
         "bound_tokens_per_s": bytes_per_s / read_bytes(model),

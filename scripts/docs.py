@@ -15,6 +15,8 @@ from flatout.diagnose.catalogue import RULES
 from flatout.entry import tuning
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
+from scripts.dashboards import DASHBOARDS
+from scripts.export_page import export_page
 
 ROOT = Path(__file__).parent.parent
 HEAD = "<!-- Made by `make docs` from the code. Edit the code, not this page. -->\n\n"
@@ -143,6 +145,8 @@ PAGES = {
     "docs/levers.md": levers_page,
     "docs/predictions.md": predictions_page,
     "docs/python.md": python_page,
+    "docs/export.md": lambda: export_page(ROOT / "docs/export.md"),
+    **{f"src/flatout/monitor/shipped/grafana/flatout-{name}.json": make for name, make in DASHBOARDS.items()},
 }
 
 

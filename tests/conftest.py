@@ -1,9 +1,38 @@
 """What holds for every test."""
 
+import gc
+import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 
 def pytest_configure() -> None:
     """Under `nohup` or in a background job children would ignore the signals that tests send in earnest."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tensors here are small, and each core has tests of its own: threads would only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """More than there are cores: for a quarter of its time a test waits, for a deadline or for a child."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + max(1, cores // 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What others have loaded is set apart: else each of the many collections in tests looks at all of it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def whole_heap(small_heap: None) -> Iterator[None]:
+    """For tests of who holds what: `gc` shows nothing that is set apart."""
+    gc.unfreeze()
+    yield
+    gc.freeze()

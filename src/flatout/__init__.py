@@ -20,7 +20,12 @@ world = flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader
 checkpointer = flatout.Checkpointer("kept", model=model)   # a kill at any instant loses a few steps at most
 flatout.stop_requested()                                   # a signal came, on any rank
 flatout.generate(model, prompts, max_new_tokens=100)       # text, near what memory bandwidth allows
+fast = flatout.optimize(model, example_inputs)             # the same outputs, the fastest way
+flatout.batch_inference(fast, data_set, out="outputs")     # a whole data set; killed, it goes on where it was
+flatout.load_model("model.pt2")                            # what `flatout export-model` made
 update = flatout.Update(model, optimizer, clip_norm=1.0)   # skips updates that are not finite
+
+flatout.log({"loss": loss}, step=i)                        # to a file or a tracker; no step waits for it
 """
 
 import importlib
@@ -30,18 +35,23 @@ from flatout.records.version import __version__
 
 if TYPE_CHECKING:
     from flatout.entry.applying import apply
+    from flatout.entry.batch_inference import batch_inference
     from flatout.entry.checkpointing import Checkpointer, Stopped, stop_requested
+    from flatout.entry.exported import load_model
     from flatout.entry.fitting import fit
     from flatout.entry.generating import generate
     from flatout.entry.loading import loader_settings, prefetch
+    from flatout.entry.log import log
     from flatout.entry.memory_tracker import MemoryTracker
     from flatout.entry.microbatching import Microbatch, find_batch_size, microbatch
     from flatout.entry.observe import observe
+    from flatout.entry.optimizing import Buckets, optimize
     from flatout.entry.paralleling import parallel
     from flatout.entry.tuning import tune
     from flatout.entry.updating import NotFinite, Update
 
 __all__ = [
+    "Buckets",
     "Checkpointer",
     "MemoryTracker",
     "Microbatch",
@@ -50,12 +60,16 @@ __all__ = [
     "Update",
     "__version__",
     "apply",
+    "batch_inference",
     "find_batch_size",
     "fit",
     "generate",
+    "load_model",
     "loader_settings",
+    "log",
     "microbatch",
     "observe",
+    "optimize",
     "parallel",
     "prefetch",
     "stop_requested",
@@ -63,6 +77,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Buckets": "optimizing",
     "Checkpointer": "checkpointing",
     "MemoryTracker": "memory_tracker",
     "Microbatch": "microbatching",
@@ -70,12 +85,16 @@ _ROOMS = {
     "Stopped": "checkpointing",
     "Update": "updating",
     "apply": "applying",
+    "batch_inference": "batch_inference",
     "find_batch_size": "microbatching",
     "fit": "fitting",
     "generate": "generating",
+    "load_model": "exported",
     "loader_settings": "loading",
+    "log": "log",
     "microbatch": "microbatching",
     "observe": "observe",
+    "optimize": "optimizing",
     "parallel": "paralleling",
     "prefetch": "loading",
     "stop_requested": "checkpointing",
@@ -87,5 +106,7 @@ def __getattr__(name: str) -> Any:
     if name == "tune":  # a room, too, which answers to a call
         return importlib.import_module("flatout.tune")
     if name in _ROOMS:
-        return getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        found = getattr(importlib.import_module(f"flatout.entry.{_ROOMS[name]}"), name)
+        globals()[name] = found  # loops call some of them at every step
+        return found
     raise AttributeError(f"module 'flatout' has no attribute {name!r}")

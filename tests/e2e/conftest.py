@@ -10,6 +10,9 @@ import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+# What starts a script: threads that share cores with other tests wait for each other at every operation.
+_STARTS_A_JOB = ("batch", "check", "fit", "profile", "run", "tune")
+
 
 @pytest.fixture
 def flatout(tmp_path: Path) -> Run:
@@ -17,13 +20,14 @@ def flatout(tmp_path: Path) -> Run:
 
     def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "OMP_"))}
+        threads = {"OMP_NUM_THREADS": "1"} if arguments[:1] and arguments[0] in _STARTS_A_JOB else {}
         return subprocess.run(
             [sys.executable, "-m", "flatout", *arguments],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             cwd=cwd or tmp_path,
-            env={**kept, "FLATOUT_CACHE_DIR": str(tmp_path / "cache"), **environment},
+            env={**kept, **threads, "FLATOUT_CACHE_DIR": str(tmp_path / "cache"), **environment},
             timeout=110,
         )
 

@@ -208,14 +208,16 @@ def end_processes_with(token: str) -> None:
 
 # A script that leaves nothing alone: it overwrites, creates, deletes and renames, everywhere, and saves in
 # its loop and at its end. STEPS makes it end by itself.
-SAVES_EVERYWHERE = """
+SAVES_EVERYWHERE = (
+    QUICK_SGD
+    + """
 import os, pathlib, shutil, stat, sys, torch
 
 here, home = pathlib.Path.cwd(), pathlib.Path.home()
 other, token = pathlib.Path(os.environ["OTHER"]), os.environ["FLATOUT_TEST_TOKEN"]
 torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = Sgd(model.parameters())
 
 def writes():
     (here / "notes.txt").write_text("overwritten")
@@ -253,7 +255,6 @@ steps = int(os.environ.get("STEPS", 10**9))
 try:
     for step in range(steps):
         loss = model(torch.randn(16, 4)).square().mean()
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         print("loss", loss.item().hex(), flush=True)
@@ -263,6 +264,7 @@ finally:
     torch.save(model.state_dict(), "final.pt")
     print("finally ran", flush=True)
 """
+)
 SEES = (
     "sees [['best.pt', 'kept.txt', 'large.bin', 'link', 'log.1.txt', 'notes.txt', 'results', 'train.py'], "
     "['deep'], ['new.txt'], ['b.txt', 'made-{0}', 'shared.txt'], ['b.txt', 'made-{0}', 'shared.txt']]\n"

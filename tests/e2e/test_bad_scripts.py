@@ -125,7 +125,8 @@ def test_a_script_that_never_updates_is_told_what_was_expected(place: Place) -> 
 def test_a_script_that_only_infers_is_told_so(place: Place) -> None:
     script = QUICK + "with torch.no_grad():\n    for _ in range(5): model(torch.ones(1, 4))\n"
     said = refused(place, place.script(script))
-    assert "without an optimizer update (5 calls of a model without gradients were seen: inference?)" in said
+    assert "without an optimizer update; it called a model 5 times" in said
+    assert "--infer" in said
 
 
 def test_a_script_without_torch_is_told_that_nothing_was_seen(place: Place) -> None:
@@ -180,7 +181,7 @@ def test_a_script_that_ends_after_three_steps_shows_them(place: Place) -> None:
     ("ending", "outcome", "word"),
     [
         ("time.sleep(1000)", "silent", "it hung, and was ended"),
-        ("sys.exit(3)", "failed", "exit code 3"),
+        pytest.param("sys.exit(3)", "failed", "exit code 3", marks=pytest.mark.full),
         ("raise ValueError('in the sixth step')", "failed", "ValueError: in the sixth step"),
         ("import os; os.kill(os.getpid(), 9)", "killed", "signal 9"),
     ],
@@ -266,7 +267,7 @@ ECHO = "import json, sys\nprint('argv', json.dumps(sys.argv))\n" + ENDLESS
 NASTY = ("$HOME", "`id`", "a b", "*", "'", '"', ";touch pwned", "--json", "-m", "--", "|", "\\", "ä\n", "")
 
 
-@pytest.mark.parametrize("name", ["an odd 'name\" ü $x;.py", "./-x.py"])
+@pytest.mark.parametrize("name", ["an odd 'name\" ü $x;.py", pytest.param("./-x.py", marks=pytest.mark.full)])
 def test_odd_names_and_arguments_reach_the_script_unharmed(place: Place, name: str) -> None:
     (place.work / name).write_text(ECHO)
     done = place.flatout(*PROFILE, "--steps", "2", name, *NASTY)

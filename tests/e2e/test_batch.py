@@ -6,25 +6,27 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Run
+from tests.e2e.jobs import QUICK_SGD
 
-TRAINS = """
-import argparse, time
-import torch
+TRAINS = (
+    QUICK_SGD
+    + """
+import argparse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=4)
 chosen = parser.parse_args()
 data = torch.utils.data.TensorDataset(torch.randn(20000, 8), torch.randn(20000, 1))
 model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = Sgd(model.parameters(), lr=0.01)
 while True:
     for x, y in torch.utils.data.DataLoader(data, batch_size=chosen.batch_size):
         time.sleep(0.02)  # whatever the batch
         loss = (model(x) - y).pow(2).mean()
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 """
+)
 
 
 def test_the_knee_was_run_and_nothing_else_is_named(flatout: Run, tmp_path: Path) -> None:

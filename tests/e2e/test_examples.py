@@ -1,6 +1,7 @@
 """Every script in examples/ runs by itself, as a user would start it, and prints losses that are numbers."""
 
 import importlib.util
+import json
 import math
 import os
 import re
@@ -45,29 +46,70 @@ def test_no_arguments_for_a_script_that_is_gone() -> None:
 # Frameworks take seconds to import, and the zoo has them too.
 HEAVY = ("finetune_hf.py", "lightning_module.py")
 
+# Each script in a fork of one process that has loaded torch, and what torch loads at the first update.
+FORKS = """
+import json, os, runpy, sys
+import torch, torch._dynamo
+for words in json.load(sys.stdin):
+    pid = os.fork()
+    if pid == 0:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    print(f"== {os.path.basename(words[0])} {code}", flush=True)
+"""
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in HEAVY else name for name in SCRIPTS]
-)
-def test_example_runs(name: str, tmp_path: Path) -> None:
+
+def missing_for(name: str) -> list[str]:
+    """Packages that the script needs and that are not here."""
+    return [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
+
+
+def words_for(name: str) -> list[str]:
     if name not in TINY:
         pytest.fail(f"examples/{name} has no arguments in TINY: add some that make it tiny")
-    for package in NEEDS.get(name, ()):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    return [str(EXAMPLES / name), *TINY[name].split()]
+
+
+def python(words: list[str], place: Path, given: str = "") -> "subprocess.CompletedProcess[str]":
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FLATOUT_")}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *TINY[name].split()],
+    return subprocess.run(
+        [sys.executable, *words],
+        input=given,
         capture_output=True,
         text=True,
-        stdin=subprocess.DEVNULL,
-        cwd=tmp_path,
+        cwd=place,
         # Temporary files go where the test looks for leftovers.
-        env={**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)},
+        env={**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(place)},
         timeout=120,
     )
+
+
+def insist_on_losses(said: str) -> None:
+    losses = [float(loss) for loss in LOSS.findall(said)]
+    assert len(losses) >= 2, said
+    assert all(math.isfinite(loss) for loss in losses), said
+
+
+def test_examples_run(tmp_path: Path) -> None:
+    names = [name for name in SCRIPTS if name not in HEAVY and not missing_for(name)]
+    done = python(["-c", FORKS], tmp_path, json.dumps([words_for(name) for name in names]))
+    parts = re.split(r"^== (\S+) (\S+)\n", done.stdout, flags=re.MULTILINE)
+    assert parts[1::3] == names, done.stderr
+    assert set(parts[2::3]) == {"0"}, done.stdout + done.stderr
+    for said in parts[0:-1:3]:
+        insist_on_losses(said)
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_runs_as_a_user_starts_it(name: str, tmp_path: Path) -> None:
+    if missing := missing_for(name):
+        pytest.skip(f"{missing[0]} is not installed")
+    done = python(words_for(name), tmp_path)
     assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in LOSS.findall(done.stdout)]
-    assert len(losses) >= 2, done.stdout
-    assert all(math.isfinite(loss) for loss in losses), done.stdout
+    insist_on_losses(done.stdout)
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []

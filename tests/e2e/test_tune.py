@@ -59,6 +59,7 @@ def run(place: Place, *words: str) -> "subprocess.CompletedProcess[str]":
     return place.flatout("run", *words, TMPDIR=str(own))
 
 
+@pytest.mark.timeout(300)  # four commands, one of which tunes
 def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:
     job(place)
     place.script("mine", "model.pt")

@@ -179,6 +179,7 @@ def test_attention_by_hand(place: Place) -> None:
     assert "scaled_dot_product_attention(q, k, v" in shown.stdout
 
 
+@pytest.mark.full
 def test_a_loader_that_waits(place: Place) -> None:
     place.script(LOADER)
     found = tuned(place, "--only", "loader", "train.py")

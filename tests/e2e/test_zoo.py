@@ -32,6 +32,8 @@ class Shape:
     exit_code: int = 0
     arguments: tuple[str, ...] = ()
     losses_a_step: int = 1
+    # Calls of a model that evaluates, by step.
+    evaluations: tuple[int, ...] | None = None
 
 
 SHAPES = (
@@ -40,7 +42,7 @@ SHAPES = (
     Shape("gan", updates=5, losses_a_step=2),
     Shape("lbfgs", updates=3, losses_a_step=-1),
     Shape("workers", updates=6, samples=4),
-    Shape("evaluation", updates=6, samples=7),
+    Shape("evaluation", updates=6, samples=7, evaluations=(3, 0, 3, 0, 3, 0)),
     Shape("own_compile", updates=5),
     Shape("module_compile", updates=5),
     Shape("copies", updates=5, samples=4),
@@ -160,22 +162,15 @@ def test_a_watched_script_behaves_as_a_bare_one_and_its_steps_are_seen(shape: Sh
         assert [loss for step in steps for loss in step["losses"]] == printed
     if shape.losses_a_step > 0:
         assert {len(step["losses"]) for step in steps} == {shape.losses_a_step}
+    if shape.evaluations is not None:
+        assert tuple(step["evaluations"] for step in steps) == shape.evaluations
+        assert [step["forwards"] for step in steps] == [1] * shape.updates
+    if shape.script == "plain":
+        insist_that_each_instant_is_inside(steps)
 
 
-@pytest.mark.parametrize("script", ["background_loader", "actor_and_learner", "sam"])
-def test_no_time_is_counted_twice(script: str, tmp_path: Path) -> None:
-    _, ranks = watched(tmp_path, [sys.executable, str(ZOO / f"{script}.py")])
-    [rank] = training_ranks(ranks)
-    for step in steps_of(rank):
-        parts = [step[f"{part}_ns"] for part in ("loader", "forward", "backward", "optimizer", "evaluation")]
-        assert min(parts) >= 0
-        assert sum(parts) <= step["ended_ns"] - step["started_ns"]
-
-
-def test_each_instant_of_a_step_is_inside_it(tmp_path: Path) -> None:
-    _, ranks = watched(tmp_path, [sys.executable, str(ZOO / "plain.py")])
-    [rank] = training_ranks(ranks)
-    steps = steps_of(rank)
+def insist_that_each_instant_is_inside(steps: list[dict[str, Any]]) -> None:
+    """A step begins where the one before ended, and has all of its parts."""
     for step in steps:
         parts = ("loader_ns", "forward_ns", "backward_ns", "optimizer_ns")
         assert all(step[part] > 0 for part in parts)
@@ -184,11 +179,20 @@ def test_each_instant_of_a_step_is_inside_it(tmp_path: Path) -> None:
         assert earlier["ended_ns"] == later["started_ns"]
 
 
-def test_evaluation_is_told_from_training(tmp_path: Path) -> None:
-    _, ranks = watched(tmp_path, [sys.executable, str(ZOO / "evaluation.py")])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "background_loader",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("actor_and_learner", "sam")),
+    ],
+)
+def test_no_time_is_counted_twice(script: str, tmp_path: Path) -> None:
+    _, ranks = watched(tmp_path, [sys.executable, str(ZOO / f"{script}.py")])
     [rank] = training_ranks(ranks)
-    assert [step["evaluations"] for step in steps_of(rank)] == [3, 0, 3, 0, 3, 0]
-    assert [step["forwards"] for step in steps_of(rank)] == [1] * 6
+    for step in steps_of(rank):
+        parts = [step[f"{part}_ns"] for part in ("loader", "forward", "backward", "optimizer", "evaluation")]
+        assert min(parts) >= 0
+        assert sum(parts) <= step["ended_ns"] - step["started_ns"]
 
 
 def test_an_evaluation_before_the_first_update_or_after_the_last_is_no_training(tmp_path: Path) -> None:

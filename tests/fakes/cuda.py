@@ -33,7 +33,9 @@ class FakeCuda:
         )
         self.torch = SimpleNamespace(
             cuda=cuda,
-            empty=lambda size, dtype, pin_memory: torch.full((size,), -1, dtype=dtype),
+            Tensor=FakeNumber,
+            empty=lambda size, dtype, device, pin_memory: torch.full((size,), -1, dtype=dtype, device=device),
+            inference_mode=torch.inference_mode,
             _C=SimpleNamespace(
                 _cuda_getCurrentRawStream=lambda _index: self.current,
                 TensorBase=SimpleNamespace(copy_=self._copy),
@@ -105,12 +107,17 @@ class FakeNumber:
 
     def __init__(self, value: float, *, kind: str = "cuda", numel: int = 1, dim: int = 0) -> None:
         self.value = value
-        self.device = SimpleNamespace(type=kind)
+        self.device = SimpleNamespace(type=kind, index=0)
+        self.shape = (1,) * dim if numel == 1 else (numel,)
+        self.is_meta = False
         self.dtype = torch.float32 if isinstance(value, float) else torch.int64
         self._numel, self._dim = numel, dim
 
     def numel(self) -> int:
         return self._numel
+
+    def is_complex(self) -> bool:
+        return False
 
     def dim(self) -> int:
         return self._dim

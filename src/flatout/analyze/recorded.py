@@ -10,10 +10,6 @@ from flatout.analyze.floors import floors, product_shapes
 from flatout.analyze.memory_timeline import memory_timeline
 from flatout.analyze.profile import Peaks
 from flatout.analyze.trace.chunks import NotATrace
-from flatout.analyze.trace.modules import modules_of
-from flatout.analyze.trace.reading import read_trace
-from flatout.analyze.trace.summary import summarize
-from flatout.analyze.trace.timeline import timeline
 from flatout.analyze.typical import typical_mfu
 from flatout.records.profile import LineUse, Profile
 from flatout.records.session import RANKS_FOLDER
@@ -88,6 +84,8 @@ def read_recordings(trial: Path, lines: Sequence[LineUse]) -> tuple[TraceSummary
     paths = recordings(trial)
     if not paths:
         return None, "no step was recorded"
+    from flatout.analyze.trace.summary import summarize  # with numpy, which a profile without traces spares
+
     try:
         summary = summarize(paths)
     except NotATrace as error:
@@ -98,6 +96,10 @@ def read_recordings(trial: Path, lines: Sequence[LineUse]) -> tuple[TraceSummary
 
 def _modules(trial: Path) -> tuple[ModuleUse, ...]:
     """Of the first rank: calls of modules are marked where details are recorded."""
+    from flatout.analyze.trace.modules import modules_of
+    from flatout.analyze.trace.reading import read_trace
+    from flatout.analyze.trace.timeline import timeline
+
     for path in recordings(trial, "rank*-details.pt.trace.json.gz")[:1]:
         with contextlib.suppress(NotATrace):
             return modules_of(timeline(read_trace(path)))

@@ -33,9 +33,23 @@ COMMANDS: dict[str, CommandEntry] = {
     "patch": CommandEntry("flatout.cli.patch", "The plan as a diff of your own source."),
     "fit": CommandEntry("flatout.cli.fit", "Will it fit, and on which GPUs; no GPU needed."),
     "batch": CommandEntry("flatout.cli.batch", "The batch size at the knee of throughput."),
+    "watch": CommandEntry("flatout.cli.watch", "GPUs, jobs and processes of this machine, live."),
     "ps": CommandEntry("flatout.cli.ps", "Who holds each GPU, and which training jobs run here."),
     "stop": CommandEntry("flatout.cli.stop", "End a job without losing its work."),
+    "power": CommandEntry(
+        "flatout.cli.power", "The power cap that costs least energy, and a guard against heat."
+    ),
+    "cost": CommandEntry(
+        "flatout.cli.cost", "Dollars a step, a token, an epoch, and GPU hours paid and not used."
+    ),
     "launch": CommandEntry("flatout.cli.launch", "The same job on Slurm, Kubernetes or SkyPilot."),
+    "export": CommandEntry("flatout.cli.export", "Metrics of this machine's GPUs and jobs for Prometheus."),
+    "fleet": CommandEntry(
+        "flatout.cli.fleet", "All machines at a glance: idle, broken, throttled, and what it costs."
+    ),
+    "export-model": CommandEntry(
+        "flatout.cli.export_model", "A module as a package that runs without its Python code."
+    ),
     "serve": CommandEntry("flatout.cli.serve", "Optimized inference behind HTTP."),
     "bench": CommandEntry("flatout.cli.bench", "Load a server: latency, throughput, and where its knee is."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),

@@ -1,7 +1,8 @@
 """A job under `flatout run`, from its first start to its end: protected, rehearsed, started again."""
 
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from flatout.cli.jobs import new_run
 from flatout.cli.options import Output
 
 if TYPE_CHECKING:
+    from flatout.monitor.sinks.catalogue import Target
+    from flatout.monitor.sinks.feed import Feed
     from flatout.records.autopsy import Autopsy
     from flatout.records.plan import Fingerprint, Plan
     from flatout.records.running import JobRun
@@ -33,12 +36,14 @@ class Lives:
         *,
         restart: bool,
         settings: Mapping[str, Any],
+        log_to: "Sequence[Target]" = (),
     ) -> None:
         from flatout.records.places import PROJECT_FOLDER
         from flatout.runtime.protecting import Refuge
 
         self._output, self._request, self._plan, self._wishes = output, request, plan, wishes
-        self._now = now
+        self._now, self._log_to = now, log_to
+        self._feed: Feed | None = None
         self._restart, self._settings = restart, settings
         self._started = 0
         self._refuge: Refuge | None = None
@@ -66,10 +71,12 @@ class Lives:
         with new_run(self._output, "run") as folder:
             if refuge is not None and goes_on_from is None and self._wishes.rehearsal:
                 self._rehearse(refuge, folder)
-            with self._followed(folder) as living:
+            with self._followed(folder) as living, self._fed(folder, living):
                 done = run_lives(lambda _life: self._live(folder, living), retries, self._tell)
                 living.ended(done.exit_code, done.signal)
             done = with_account(done, living)
+            if self._feed is not None:
+                done = dataclasses.replace(done, logged_to=self._feed.told())
             folder.write("job", 1, done)  # "run" is the manifest's name
         if refuge is not None and done.exit_code == 0:
             refuge.is_over()
@@ -83,6 +90,20 @@ class Lives:
         promise = promise_of(self._request.command, self._plan, self._now, protected)
         return Living(folder.path, promise, tell=self._tell)
 
+    @contextlib.contextmanager
+    def _fed(self, folder: "RunFolder", living: "Living") -> Iterator[None]:
+        """With --log-to, what is known of the job goes to trackers meanwhile."""
+        if not self._log_to:
+            yield
+            return
+        from flatout.monitor.sinks.feed import Feed
+        from flatout.monitor.sinks.protocol import About
+
+        run = folder.manifest.id
+        about = About(name=run, facts={"command": " ".join(self._request.command.words), "flatout_run": run})
+        with Feed(self._log_to, run, living, about, self._tell) as self._feed:
+            yield
+
     def _live(self, folder: "RunFolder", living: "Living") -> "JobRun":
         from flatout.records.protection import Protection
         from flatout.runtime.running import Care
@@ -93,7 +114,9 @@ class Lives:
         protect = None
         if self._refuge is not None:
             protect = Protection(str(self._refuge.path), *wishes.save_every)
-        with living.life(place_of_life(folder.path, self._started)):
+        place = place_of_life(folder.path, self._started)
+        fed = self._feed.life(place) if self._feed is not None else contextlib.nullcontext()
+        with fed, living.life(place):
             done = run_job(
                 self._plan,
                 self._request.command,
@@ -150,8 +173,6 @@ def _out_of_memory(
     output: Output, request: "ProfileRequest", folder: "RunFolder", life: int
 ) -> "Autopsy | None":
     """The autopsy of a job that ended so; None for one that failed for another reason."""
-    import dataclasses
-
     from flatout.memory.autopsy import autopsy
     from flatout.records.atomic import write_atomically
     from flatout.report.autopsy import draw_autopsy

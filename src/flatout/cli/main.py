@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # knows better, for what follows a script's name is for the script.
     asked = {flag: f"--{flag}" in words for flag in ("json", "debug")}
     try:
+        _look_after_power_limits(words)
         code = _run(words or ["--help"], asked)
         try:
             sys.stdout.flush()
@@ -101,6 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if ended:
             os.kill(os.getpid(), ended[0])
     sys.exit(code)
+
+
+def _look_after_power_limits(words: list[str]) -> None:
+    """Put back what a `flatout power` that was killed left behind. Costs a look at two folders."""
+    if words[:1] == ["power"]:
+        return  # it does so itself, and says so in its own words
+    from flatout.records.places import power_notes
+
+    if power_notes():
+        from flatout.monitor.power.unfinished import tell_and_restore
+
+        tell_and_restore(lambda text: click.echo(f"flatout: {text}", err=True))
 
 
 def _listen_for_the_end() -> list[int]:

@@ -6,6 +6,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
+from flatout.cli.log_to import folder_of_traces, log_to_option
 from flatout.cli.options import Output, common_options
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 @click.option("--ncu", is_flag=True, help="Also one step under Nsight Compute: what binds each kernel.")
 @click.option("--plan", metavar="FILE", help="With the levers of a plan on: what is left after tuning.")
 @click.option("--against", metavar="RUN", help="Say what became slower since an earlier profile.")
+@click.option("--infer", is_flag=True, help="The script infers: a step is a call of its model.")
+@log_to_option("tensorboard:DIR", "Put what was recorded where TensorBoard finds it.")
 @click.option("--no-limits", is_flag=True, help="Don't measure the device's limits where none are kept.")
 @job_options
 @common_options
@@ -52,6 +55,7 @@ def command(
     ncu: bool,
     plan: str | None,
     against: str | None,
+    log_to: str,
     no_limits: bool,
     **job: Any,
 ) -> int:
@@ -70,6 +74,7 @@ def command(
       flatout profile --plan flatout.toml train.py
       flatout profile --against 20261115-101500 train.py
       flatout profile --nsys --ncu train.py
+      flatout profile --log-to tensorboard:runs train.py
       flatout profile -m mypackage.train --config small.yaml
       flatout profile -- torchrun --nproc-per-node 2 train.py
       flatout profile --json train.py | jq .step_ms
@@ -93,6 +98,7 @@ def command(
     if plan is not None:
         request = _under(plan, request)
     earlier = _earlier(against) if against is not None else None
+    traces = folder_of_traces(log_to)
     tools = [name for name, wanted in (("nsys", nsys), ("ncu", ncu)) if wanted]
     outside = None
     if tools:
@@ -114,10 +120,23 @@ def command(
                 raise
             folder.write("trace", 1, outside)
     _show(profile, outside, output)
+    if traces is not None:
+        _place(profile, traces, output)
     if not output.as_json:
         output.notice(f"the picture: {profile.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_DONE if profile.trial.outcome in ("stopped", "ended") else EXIT_JOB
+
+
+def _place(profile: "Profile", traces: str, output: Output) -> None:
+    """Where TensorBoard finds them."""
+    from pathlib import Path
+
+    from flatout.analyze.recorded import recordings
+    from flatout.monitor.sinks.traces import place_traces
+
+    placed = place_traces(Path(traces), profile.run, recordings(Path(profile.trial.folder)))
+    output.notice(f"for `tensorboard --logdir {traces}`: {len(placed)} recordings")
 
 
 def _show(profile: "Profile", outside: "TraceSummary | None", output: Output) -> None:

@@ -10,6 +10,7 @@ from flatout.cli.commands import COMMANDS
 from flatout.cli.debugging import DebuggableCommand, announced, debug_option, switches_of
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
 from flatout.cli.lives import Lives
+from flatout.cli.log_to import log_to_option, targets_of
 from flatout.cli.numbers import nan_options
 from flatout.cli.options import Output, common_options_and
 from flatout.records.errors import EXIT_JOB
@@ -37,6 +38,10 @@ _PLAN = "flatout.toml"
     metavar="STEPS",
     help="Record some steps under torch's profiler every so many, and tell when steps become slower.",
 )
+@log_to_option(
+    "SINK:PLACE,...",
+    "Send its figures to tensorboard:DIR, wandb:PROJECT, mlflow:EXPERIMENT or jsonl:FILE.",
+)
 @care_options
 @nan_options
 @job_options
@@ -49,6 +54,7 @@ def command(
     as_written: bool,
     restart: bool,
     every: int | None,
+    log_to: str,
     wishes: Wishes,
     ranks: Ranks,
     on_nan: str,
@@ -70,12 +76,16 @@ def command(
     same command goes on from there: the script's own loop is run again without its work up to that update,
     so that its own variables are what they were.
 
+    With --log-to its figures and those of its GPUs go to trackers, and with them what the script gives to
+    flatout.log: from Flatout's own process, so that a tracker that fails never reaches the job.
+
     \b
     Examples:
       flatout run train.py --lr 3e-4
       flatout run --plan h200.toml train.py
       flatout run --every 5000 train.py
       flatout run --as-written --every 5000 train.py
+      flatout run --log-to tensorboard:runs,wandb:my-project train.py
       flatout run --protect train.py --lr 3e-4
       flatout run --on-nan skip train.py
       flatout run --as-written --debug anomaly,deterministic train.py
@@ -91,7 +101,7 @@ def command(
     from flatout.tune.fingerprints import fingerprint
     from flatout.tune.soundness import sound
 
-    switches = switches_of(debug)
+    switches, sinks = switches_of(debug), targets_of(log_to)
     spread = ranks.command(words, as_module=job["as_module"])
     request = (
         request_for(words, **job) if spread is None else request_for(spread, **{**job, "as_module": True})
@@ -113,7 +123,7 @@ def command(
     for text in dropped:
         output.notice(f"flatout: {text}")
     settings = {"watch_every": every or 0, "on_nan": on_nan, "patience": patience, "debug": switches}
-    done = Lives(output, request, plan, now, wishes, restart=restart, settings=settings).run()
+    done = Lives(output, request, plan, now, wishes, restart=restart, settings=settings, log_to=sinks).run()
     if output.as_json:
         output.document("run", 1, done)
     elif not output.quiet:

@@ -51,7 +51,7 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     callback=_names,
     metavar="LEVERS",
     help="Levers that change the training, and that you want nevertheless: batch-size, bf16-parameters, "
-    "fp16, fp8, optimizer-8bit.",
+    "fp16, fp8, optimizer-8bit; with --infer int8-weights, int4-weights, fp8-weights.",
 )
 @click.option(
     "--resume",
@@ -65,6 +65,11 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 )
 @click.option(
     "--plan", "plan_path", default="flatout.toml", show_default=True, help="Where to write the plan."
+)
+@click.option(
+    "--infer",
+    is_flag=True,
+    help="The script infers: a step is a call of its model, or of `generate`; outputs must stay the same.",
 )
 @click.option("--seed", type=int, help="Seed of all trials, so that they can be compared.")
 @job_options
@@ -99,6 +104,7 @@ def command(
       flatout tune --allow batch-size --max-memory 40GiB train.py
       flatout tune --goal memory train.py
       flatout tune --resume latest train.py
+      flatout tune --infer predict.py
       flatout tune --json train.py | jq .speedup
     """
     from flatout.records.errors import EXIT_DONE, CallerMistake

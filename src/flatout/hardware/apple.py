@@ -69,7 +69,7 @@ class AppleSource:
             return Discovery(absent_reason=f"no GPU of this Mac is Apple's (found: {names})")
         return Discovery(devices=tuple(_device(index, gpu, hardware) for index, gpu in enumerate(apples)))
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:  # noqa: ARG002
         """One sample for each of these devices: the memory, which is the machine's."""
         readings = Readings((*_ERRORS, OSError, psutil.Error))
         memory = functools.cache(self._memory)  # one snapshot, so that the two add up to the total

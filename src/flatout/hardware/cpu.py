@@ -43,6 +43,7 @@ class CpuSource:
         self._machine_ids = tuple(machine_ids)
         self._platform_name = platform_name
         self._clock = clock
+        self._slow: Readings | None = None
 
     @property
     def vendor(self) -> Vendor:
@@ -71,28 +72,35 @@ class CpuSource:
         )
         return Discovery(devices=(device,))
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
-        """One sample for each of these devices."""
-        return [self._sample(device) for device in devices]
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:
+        """One sample for each of these devices. Clocks and sensors are files, hundreds of them on servers."""
+        if thoroughly or self._slow is None:
+            self._slow = self._read_slow()
+        return [self._sample(device, self._slow) for device in devices]
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _sample(self, device: Device) -> DeviceSample:
+    def _read_slow(self) -> Readings:
+        readings = Readings(_ERRORS, _describe)
+        readings.read("clock_compute_hz", lambda: _hz(self._system.cpu_freq().current), valid=_is_clock)
+        readings.read("temperature_c", lambda: _hottest(self._system.sensors_temperatures()))
+        return readings
+
+    def _sample(self, device: Device, slow: Readings) -> DeviceSample:
         readings = Readings(_ERRORS, _describe)
         # One snapshot. Not psutil's `used`: with `available`, used and free add up to the total.
         memory = functools.cache(self._system.virtual_memory)
         readings.read("memory_used_bytes", lambda: int(memory().total - memory().available))
         readings.read("memory_free_bytes", lambda: int(memory().available))
-        readings.read("clock_compute_hz", lambda: _hz(self._system.cpu_freq().current), valid=_is_clock)
-        readings.read("temperature_c", lambda: _hottest(self._system.sensors_temperatures()))
         for field in ("kernel_running_share", "memory_bus_active_share"):
             readings.absent(field, _NOT_FOR_A_CPU)
         return DeviceSample(
             index=device.index,
             uuid=device.uuid,
             taken_at_unix_s=self._clock(),
-            unknown=readings.unknown,
+            unknown={**slow.unknown, **readings.unknown},
+            **slow.values,
             **readings.values,
         )
 

@@ -35,8 +35,12 @@ class DeviceSource(Protocol):
     def discover(self) -> Discovery:
         """The devices there are. A broken driver is a `Problem`, not an exception."""
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
-        """One sample for each of these devices, in order; a lost one comes back with state "down"."""
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:
+        """One sample for each of these devices, in order; a lost one comes back with state "down".
+
+        Not `thoroughly`: what changes slowly or is costly to read (processes, memory errors, links) may be
+        that of the last thorough sample, for whoever asks many times a second.
+        """
 
     def close(self) -> None:
         """Give back whatever was taken. Safe to call twice."""

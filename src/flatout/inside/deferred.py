@@ -66,8 +66,11 @@ class Deferred:
             return None
         ring = self._rings.get(number.dtype)
         if ring is None:
-            buffer = self._torch.empty(_SLOTS, dtype=number.dtype, pin_memory=True)
-            ring = self._rings[number.dtype] = _Ring(buffer)
+            # A tensor that is made while inference is on can never be written to afterwards; and scripts set
+            # the GPU as the device on which tensors are made.
+            with self._torch.inference_mode(False):
+                buffer = self._torch.empty(_SLOTS, dtype=number.dtype, device="cpu", pin_memory=True)
+                ring = self._rings[number.dtype] = _Ring(buffer)
         slot = Slot(ring, ring.given)
         place = ring.places[ring.given % _SLOTS]
         ring.given += 1

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from flatout.inside.blind_spots import BlindSpots, Waits
+from flatout.inside.compiler_off import CompilerOff, hide_from_the_compiler
 from flatout.inside.flop_formulas import FORMULAS, Arguments, Formula, Operator, tensors_in
-from flatout.inside.tap import Patch
 from flatout.inside.work import Work
 
 # Frames between an operator and whoever called it, that belong to neither.
@@ -97,7 +97,7 @@ class FlopCount:
         # Fake tensors are the shadow of something else, unless the whole job runs on them.
         self._counts_fakes = any(isinstance(mode, fakes.FakeTensorMode) for mode in self._stack.modes())
         with contextlib.ExitStack() as undo:
-            undo.callback(_CompilerOff(torch).end)
+            undo.callback(CompilerOff(torch).end)
             self._blind_spots = BlindSpots(torch, self._note)
             undo.callback(self._blind_spots.remove)
             self._waits = Waits(torch, self._work.called)
@@ -303,42 +303,6 @@ class _Stack:
             self._torchs._pop_mode()
 
 
-class _CompilerOff:
-    """Runs compiled code eagerly, since within a compiled graph operators do not come by.
-
-    All but torch's own use of the compiler, to find what the functions given to a higher-order operator
-    capture: without it, `torch.cond` and FlexAttention would lose the gradients of those.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        within: Any = importlib.import_module("torch._higher_order_ops.utils")
-        self._torch = torch
-        self._ours = torch.compiler.set_stance("force_eager")
-        self._patch: Patch | None = None
-        if hasattr(within, "_set_compilation_env"):
-            self._patch = Patch(within, "_set_compilation_env", self._as_found(within._set_compilation_env))
-
-    def end(self) -> None:
-        """Take the stance that was found, unless the user has taken another since: that one stays."""
-        if self._patch is not None:
-            self._patch.undo()
-        probe = self._torch.compiler.set_stance("default")
-        (self._ours if probe.prev is self._ours.stance else probe).__exit__(None, None, None)
-
-    def _as_found(self, real: Any) -> Any:
-        @functools.wraps(real)
-        @contextlib.contextmanager
-        def as_found(*args: Any, **kwargs: Any) -> Iterator[None]:
-            self._ours.__exit__(None, None, None)
-            try:
-                with real(*args, **kwargs):
-                    yield
-            finally:
-                self._ours.__enter__()
-
-        return as_found
-
-
 @functools.cache
 def _mode_type() -> Any:
     """The dispatch mode that hands everything to a count; made late, since torch is not ours to import."""
@@ -359,6 +323,7 @@ def _mode_type() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return self._count.dispatch(func, types, args, kwargs or {})
 
+    hide_from_the_compiler(CountingMode)
     return CountingMode
 
 

@@ -114,17 +114,18 @@ class ForwardTap:
 
     def _seat(self, root: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         tap, number, session = self, self._number(root), self._session
-        grad_enabled = session.torch.is_grad_enabled
+        grad_enabled, infers = session.torch.is_grad_enabled, session.order.infer
         is_compiling = self._session.torch.compiler.is_compiling
 
         def seat(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or thread() in tap._inside:
                 return call(*args, **kwargs)
-            if not session.watching and grad_enabled():
+            if not session.watching and grad_enabled() and not infers:
                 return call(*args, **kwargs)
             if tap._is_elsewhere():
                 return call(*args, **kwargs)
-            session.watching = True  # an evaluation is seen to its end, whenever it comes
+            if not infers:
+                session.watching = True  # an evaluation is seen to its end, whenever it comes
             return tap._call(root, number, call, args, kwargs)
 
         return unseen(seat)
@@ -148,7 +149,8 @@ class ForwardTap:
     @unseen
     def _call(self, module: Any, number: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         session = self._session
-        gradients = session.torch.is_grad_enabled()
+        # Where nothing trains, every call is what the job is there for.
+        gradients = session.torch.is_grad_enabled() or session.order.infer
         ending, watch = session.ending, session.watch
         # A whole evaluation is nothing to record.
         if gradients and (ending.waits_for_a_call or (watch is not None and watch.waits_for_a_call)):
@@ -193,7 +195,7 @@ class ForwardTap:
                     batch = _first_tensor(args, kwargs)
                 shape = tuple(batch.shape) if batch is not None else None
                 real = batch is None or batch.dtype.is_floating_point
-                batch_facts = (gradients, module.training, shape, real, own)
+                batch_facts = (gradients, module.training or session.order.infer, shape, real, own)
                 session.log.add(("forward", started, ended, number, *batch_facts))
                 if gradients and (ranges is not None or session.detailed or session.inspection is not None):
                     self._after(module, args, kwargs, result)
@@ -201,7 +203,16 @@ class ForwardTap:
                 session.fail("forward", error)
         if ranges is not None:
             ranges.pop()
+        if session.calls is not None:
+            session.guarded("calls", self._inferred, module, result, ended)
         return result
+
+    def _inferred(self, module: Any, result: Any, ended: int) -> None:
+        session = self._session
+        if session.guarding is not None:
+            session.guarded("guarding", session.guarding.inferred, module, result)
+        if session.calls is not None:
+            session.calls.ended(module, ended)
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         session = self._session
@@ -225,7 +236,9 @@ class ForwardTap:
     def _begin(self, root: Any) -> None:
         """The first training call of a root: what must be there before it runs."""
         session = self._session
-        trains = any(parameter.requires_grad for parameter in root.parameters())
+        if session.calls is not None:
+            session.guarded("calls", session.calls.begins, root)
+        trains = any(parameter.requires_grad or session.order.infer for parameter in root.parameters())
         if session.guarding is not None and trains:
             session.guarded("guarding", session.guarding.begin, root)
         if session.scene is not None and trains:

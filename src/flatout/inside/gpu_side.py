@@ -28,10 +28,10 @@ class GpuSide:
         self._losses: list[Any] = []
         self._norms: list[Any] = []
 
-    def find(self, lead: Any) -> None:
-        """The first update is done: where the leading optimizer's parameters lie is where the job runs."""
+    def find(self, device: Any) -> None:
+        """The first update is done: where the parameters lie that it changed is where the job runs."""
         session = self._session
-        session.device = next((p.device for group in lead.param_groups for p in group["params"]), None)
+        session.device = device
         session.facts["device"] = str(session.device)
         session.on_gpu = session.device is not None and session.device.type == "cuda"
         if session.on_gpu:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.pairing import tensors_in
 from flatout.records.session import GUARD_FILE
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 WIDTH = 64
 _COLUMNS = 4096
 _ROWS_AT_A_TIME = 8192
+# Of an output that looks like one score a class: for so many samples, which class is first.
+_MOST_FIRSTS = 4096
 
 
 class Guarding:
@@ -30,6 +33,7 @@ class Guarding:
         self._seen: dict[int, int] = {}
         self._records: list[dict[str, Any]] = []
         self._signs: dict[Any, Any] = {}
+        self._outputs: list[float] = []
 
     def begin(self, root: Any) -> None:
         """A root is about to train: its parameters have names, and get the roundoff that was ordered."""
@@ -73,6 +77,38 @@ class Guarding:
                 self._records[-1]["after"] = after
             finally:
                 self._session.busy -= 1
+
+    def inferred(self, module: Any, result: Any) -> None:
+        """A model was called where nothing trains: what it returned is what must stay the same."""
+        session = self._session
+        tensors = [one.detach() for one in tensors_in(result) if one.is_floating_point()]
+        session.busy += 1
+        try:
+            with session.torch.no_grad():
+                total = sum(float(tensor.float().square().mean()) for tensor in tensors)
+                self._outputs.append(total)
+                if session.updates < session.order.guard_updates:
+                    number = self._seen.setdefault(id(module), len(self._seen))
+                    self._records.append(
+                        {
+                            "what": "outputs",
+                            "optimizer": number,
+                            "gradients": {
+                                f"output {place} of {type(module).__name__}": self._sketch(tensor)
+                                for place, tensor in enumerate(tensors)
+                            },
+                            "largest": [_largest(tensor) for tensor in tensors],
+                            "before": {},
+                            "after": {},
+                        }
+                    )
+        finally:
+            session.busy -= 1
+
+    def outputs_so_far(self) -> dict[str, list[float]]:
+        """The mean squares of what was returned since the last step."""
+        found, self._outputs = self._outputs, []
+        return {"losses": found}
 
     def write(self, folder: Path) -> None:
         """Leave everything where the parent reads it."""
@@ -127,3 +163,10 @@ class Guarding:
             of_rows = torch.randint(0, 2, (count,), generator=generator).float() * 2 - 1
             known = self._signs[device] = (columns.to(device), of_rows.to(device))
         return known
+
+
+def _largest(tensor: Any) -> list[int]:
+    """Which of the last dimension is the largest, for each sample: the answer, where it is a classifier's."""
+    if tensor.dim() < 2 or tensor.shape[-1] < 2:
+        return []
+    return [int(place) for place in tensor.argmax(-1).reshape(-1)[:_MOST_FIRSTS].tolist()]

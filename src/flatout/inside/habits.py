@@ -39,6 +39,7 @@ class HabitsTap:
         self._session = session
         self._patches: list[Patch] = []
         self._autocast = ""
+        self._keeps_gradients = False
         self._scales_loss = False
         self._shapes: set[Any] = set()
         self._not_repeatable: str | None = None
@@ -69,7 +70,8 @@ class HabitsTap:
         undo_all(self._patches)
 
     def called(self, args: Any, kwargs: Any) -> None:
-        """A root was called for training."""
+        """A root was called for training, or to infer."""
+        self._keeps_gradients = self._keeps_gradients or self._session.torch.is_grad_enabled()
         self._uses.root_called()
         self._chooses_attention = self._chooses_attention or not _all_attention_allowed(self._session.torch)
         if "root_call" not in self._where:
@@ -124,6 +126,8 @@ class HabitsTap:
         images = [parameter for parameter in parameters if parameter.dim() == 4]
         nn = torch.nn
         return {
+            "infers": self._session.order.infer,
+            "keeps_gradients": self._keeps_gradients,
             "autocast": self._autocast,
             "scales_loss": self._scales_loss,
             "parameter_dtype": dtypes[0] if len(dtypes) == 1 else ", ".join(dtypes) or "float32",

@@ -77,22 +77,24 @@ def host_bytes() -> int | None:
         return None
 
 
-def held_by(optimizers: list[Any], torch: Any) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state, and the number of parameters."""
+def held_by(optimizers: list[Any], torch: Any, roots: list[Any]) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state, and the number of parameters.
+
+    The parameters are those that are optimized; where nothing is, those of the models that are called.
+    """
     found = {"parameters": 0, "trainable_parameters": 0, "parameter_bytes": 0, "gradient_bytes": 0}
     found["optimizer_bytes"] = 0
-    seen: set[int] = set()
+    optimized = [
+        one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
+    ]
+    called = [parameter for root in roots for parameter in root.parameters()]
+    for parameter in {id(one): one for one in optimized or called}.values():
+        found["parameters"] += parameter.numel()
+        found["trainable_parameters"] += parameter.numel() * bool(parameter.requires_grad)
+        found["parameter_bytes"] += _bytes(parameter)
+        if parameter.grad is not None:
+            found["gradient_bytes"] += _bytes(parameter.grad)
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                found["parameters"] += parameter.numel()
-                found["trainable_parameters"] += parameter.numel() * bool(parameter.requires_grad)
-                found["parameter_bytes"] += _bytes(parameter)
-                if parameter.grad is not None:
-                    found["gradient_bytes"] += _bytes(parameter.grad)
         for state in optimizer.state.values():
             found["optimizer_bytes"] += sum(_bytes(v) for v in state.values() if torch.is_tensor(v))
     return found

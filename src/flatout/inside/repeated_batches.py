@@ -124,6 +124,8 @@ class _Store:
 
 def trains(session: "Session") -> bool:
     """Whether the job trains now: its evaluation needs every batch."""
+    if session.order.infer:
+        return True
     return bool(session.torch.is_grad_enabled() and all(root.training for root in session.roots()))
 
 

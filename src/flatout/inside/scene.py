@@ -54,6 +54,11 @@ class Scene:
         return next((one for one in self._on.values() if one.id == lever), None)
 
     @property
+    def infers(self) -> bool:
+        """Whether nothing trains here: calls without gradients are what the job is there for."""
+        return self._session.order.infer
+
+    @property
     def same_random(self) -> bool:
         """Whether this run must draw the random numbers that the script would draw as written."""
         return self._session.order.same_random
@@ -95,12 +100,12 @@ class Scene:
     def call_of(self, root: Any, as_written: Call) -> Call:
         """The call of a root with whatever levers are on; evaluation runs as written, where that can be."""
         self._as_written[id(root)] = as_written
-        grad_enabled, scene = self.torch.is_grad_enabled, self
+        grad_enabled, scene, infers = self.torch.is_grad_enabled, self, self.infers
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not scene._on:
                 return as_written(*args, **kwargs)
-            if not grad_enabled() or not root.training:
+            if not infers and (not grad_enabled() or not root.training):
                 return scene._composed_for(root, remaking_alone=True)(*args, **kwargs)
             return scene._call(root, as_written, args, kwargs)
 

@@ -13,6 +13,7 @@ from flatout.inside import stopping
 from flatout.inside.autopsy import AutopsyTap
 from flatout.inside.backward import BackwardTap
 from flatout.inside.bench import Bench
+from flatout.inside.calls_as_steps import CallsTap
 from flatout.inside.cleanup import CleanupTap
 from flatout.inside.clipping import ClippingTap
 from flatout.inside.collector import CollectorTap
@@ -94,6 +95,7 @@ class Session:
         self.device: Any = None
         self.on_gpu = False
         self.gpu = GpuSide(self)
+        self.calls = CallsTap(self) if order.infer else None
         self.ending = Ending(self)
         self.pairing = Pairing(self, order.pair_updates) if order.pair_updates else None
         self.turn = Turn(order.folder) if order.takes_turns else None
@@ -198,6 +200,8 @@ class Session:
         for tap in list(self._taps.values()):
             tap.remove()
         self._taps.clear()
+        if self.calls is not None:
+            self.calls.remove()
         if self._worker_loop is not None:
             self._worker_loop.undo()
         if self.records is not None:
@@ -243,7 +247,10 @@ class Session:
         if updates <= _LEARN_AT or self._unsettled:
             self._unsettled = late
             self._settle_taps()
-        self.log.add(("step", ended_ns, updates, memory or {}))
+        seen: dict[str, Any] = dict(memory or {})
+        if self.order.infer and self.guarding is not None:  # what the outputs came to stands for a loss
+            seen |= self.guarding.outputs_so_far()
+        self.log.add(("step", ended_ns, updates, seen))
         if self._heart is not None:
             self._heart.beat(updates)
         self.watching = (
@@ -274,21 +281,23 @@ class Session:
                 self._heart = Heart(writer.folder)
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self.fail("heartbeat", error)
-        lead = self._lead()
-        if self.updates == 1 and lead is not None:
-            self.gpu.find(lead)
+        leading = self._leading_parameters()
+        if self.updates == 1 and leading:
+            self.gpu.find(leading[0].device)
         forward = self._tap("forward", ForwardTap)
         if forward is not None:
-            groups = lead.param_groups if lead is not None else ()
-            optimized = {id(parameter) for group in groups for parameter in group["params"]}
-            self.guarded("forward", forward.settle, optimized)
+            self.guarded("forward", forward.settle, {id(parameter) for parameter in leading})
         if self.updates == _LEARN_AT:
             self.guarded("memory", self._learn)
             self.guarded("planned", self._learn_plan)
 
-    def _lead(self) -> Any:
+    def _leading_parameters(self) -> list[Any]:
+        """Of the optimizer that leads; where nothing trains, of every model that is called."""
+        if self.calls is not None:
+            return [parameter for root in self.roots() for parameter in root.parameters()]
         steps = self._tap("steps", StepsTap)
-        return steps.lead() if steps is not None else None
+        lead = steps.lead() if steps is not None else None
+        return [one for group in lead.param_groups for one in group["params"]] if lead is not None else []
 
     def optimizer_made(self, optimizer: Any) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
@@ -305,7 +314,7 @@ class Session:
     def _learn(self) -> None:
         steps = self._tap("steps", StepsTap)
         if steps is not None:
-            self.facts["holds"] = held_by(steps.optimizers(), self.torch)
+            self.facts["holds"] = held_by(steps.optimizers(), self.torch, self.roots())
             self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
         self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
         self._learn_habits()
@@ -362,6 +371,8 @@ class Session:
         steps = self._tap("steps", StepsTap)
         if steps is not None:
             self.guarded("steps", steps.flush)
+        if self.calls is not None:
+            self.guarded("calls", self.calls.flush)
         self.guarded("device", self.gpu.drain)
         debug = self._tap("debug", DebugTap)
         if debug is not None:

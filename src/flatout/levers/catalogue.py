@@ -24,8 +24,10 @@ from flatout.levers.lever import Lever
 from flatout.levers.liger import Liger
 from flatout.levers.linear_cross_entropy import LinearCrossEntropy
 from flatout.levers.loader import Loader
+from flatout.levers.no_gradients import NoGradients
 from flatout.levers.optimizer_8bit import Optimizer8bit
 from flatout.levers.optimizer_offload import OptimizerOffload
+from flatout.levers.quantized_weights import Fp8Weights, Int4Weights, Int8Weights
 from flatout.levers.sdpa_backend import SdpaBackend
 from flatout.levers.tf32 import Tf32
 from flatout.levers.thread_affinity import ThreadAffinity
@@ -46,6 +48,7 @@ LEVERS: tuple[type[Lever], ...] = (
     CudnnAutotune,
     GarbageCollector,
     DebugModes,
+    NoGradients,
     CpuThreads,
     ThreadAffinity,
     Allocator,
@@ -58,6 +61,9 @@ LEVERS: tuple[type[Lever], ...] = (
     Bf16Parameters,
     Fp8,
     Optimizer8bit,
+    Int8Weights,
+    Int4Weights,
+    Fp8Weights,
     BatchSize,
 )
 

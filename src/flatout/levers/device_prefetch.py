@@ -108,7 +108,7 @@ class DevicePrefetch(Lever):
         return _next_data
 
     def _trains(self) -> bool:
-        return all(root.training for root in self.scene.roots())
+        return self.scene.infers or all(root.training for root in self.scene.roots())
 
     def _is_ours(self, iterator: Any) -> bool:
         wanted = self.settings.get("_data_set", "")

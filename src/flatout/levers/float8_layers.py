@@ -23,7 +23,7 @@ class Float8Layers:
     def put(self, root: Any) -> int:
         """Exchange what can be; how many that were."""
         before = len(self._exchanged)
-        for parent, name, layer in list(_children(root)):
+        for parent, name, layer in list(children(root)):
             if suits_float8(self._torch, layer):
                 if layer not in self._made:
                     self._made[layer] = self._in_float8(layer)
@@ -51,16 +51,17 @@ class Float8Layers:
 
 
 def suits_float8(torch: Any, module: Any) -> bool:
-    """A plain linear layer in sizes that the hardware can do, which nobody looks into."""
-    return (
-        type(module) is torch.nn.Linear
-        and module.in_features % 16 == 0
-        and module.out_features % 16 == 0
-        and not any(getattr(module, name, None) for name in _HOOKS)
-    )
+    """A plain linear layer in sizes that the hardware can do."""
+    return is_plain_linear(torch, module) and module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
-def _children(root: Any) -> Iterator[tuple[Any, str, Any]]:
+def is_plain_linear(torch: Any, module: Any) -> bool:
+    """A linear layer as torch makes them, which nobody looks into."""
+    return type(module) is torch.nn.Linear and not any(getattr(module, name, None) for name in _HOOKS)
+
+
+def children(root: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Every module below a root, with its parent and its name there."""
     for parent in root.modules():
         for name, child in parent._modules.items():  # noqa: SLF001 - with those that appear twice
             if child is not None:

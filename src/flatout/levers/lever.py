@@ -46,6 +46,10 @@ class Scene(Protocol):
         """A lever that is on, by its id."""
 
     @property
+    def infers(self) -> bool:
+        """Whether nothing trains here: calls without gradients are what the job is there for."""
+
+    @property
     def same_random(self) -> bool:
         """Whether this run must draw the random numbers that the script would draw as written."""
 

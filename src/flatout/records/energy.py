@@ -158,3 +158,35 @@ class Cost:
     def unused_share(self) -> float | None:
         """Of the GPU hours, the share that did not go into steps."""
         return sum(self.unused_gpu_hours.values()) / self.gpu_hours if self.gpu_hours > 0 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """One run under `flatout run`, over or not. `cost` is None where it had no GPU, or left no account."""
+
+    run: str
+    name: str
+    state: str
+    steps: int
+    cost: Cost | None
+    # Seconds that clock limits were given for, by reason.
+    throttled_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="it left no account of its GPUs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostReport:
+    """The document of `flatout cost`: one run or several, and all of them together."""
+
+    runs: tuple[RunCost, ...]
+    gpu_hours: float
+    unused_gpu_hours: float
+    usd: float | None
+    usd_unused: float | None
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fill_reasons(self, default="of some of these runs the price is not known")

@@ -93,6 +93,8 @@ class Plan:
     baseline_samples_per_s: float | None = None
     samples_per_s: float | None = None
     speedup: float | None = None
+    # Whether the job infers: a step is then a call of its model.
+    infer: bool = False
     # The run that found it: what it proved lies there.
     run: str = ""
     # At that rate, of the peak that `flatout profile` names.
@@ -109,6 +111,7 @@ def as_toml(plan: Plan) -> str:
         f"# What `flatout tune` found for {_in_a_line(plan.job.script)}. `flatout run` applies it.",
         "# Take out whatever you don't want.",
         f"version = {PLAN_VERSION}",
+        *(["infer = true"] if plan.infer else []),
         "",
         "[job]",
     ]
@@ -167,6 +170,7 @@ def read_plan(path: Path) -> Plan:
         "job": plain.get("job"),
         "levers": plain.get("lever", []),
         "where": plain.get("where", {}),
+        "infer": plain.get("infer", False),
         **plain.get("measured", {}),
     }
     try:

@@ -4,6 +4,9 @@ import dataclasses
 
 from flatout.records.unknown import fill_reasons
 
+# Among what a session knows of protection while a script runs its loop again: nothing in it is real.
+ON_ITS_WAY_BACK = "on_its_way_back"
+
 
 @dataclasses.dataclass(frozen=True)
 class Protection:

@@ -6,6 +6,7 @@ from typing import Literal
 from flatout.records.energy import Cost, Throttling
 from flatout.records.finite import Diagnosis, Updates
 from flatout.records.hang import Hang
+from flatout.records.points import Logged
 from flatout.records.protection import Protected
 from flatout.records.unknown import fill_reasons
 
@@ -92,6 +93,8 @@ class JobRun:
     throttling: Throttling | None = None
     # A pass over the data, with its evaluations, where one was seen from beginning to end.
     epoch_s: float | None = None
+    # With --log-to: where its figures went.
+    logged_to: tuple[Logged, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

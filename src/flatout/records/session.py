@@ -126,6 +126,8 @@ class Order:
     imagine: bool = False
     # Sketches of gradients and parameters in the first updates, for the guard.
     guard_updates: int = 0
+    # The script infers: a step is an outermost call of its model, or of `generate`.
+    infer: bool = False
     # Before the first training call, change each parameter by so much of itself, at random.
     perturb: float = 0.0
     # Runs share a device that not all of them fit on: wait for a turn before the first training call.

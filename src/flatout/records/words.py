@@ -1,5 +1,9 @@
-"""Numbers for people: bytes, rates, times. Rates in powers of ten, memory in GiB, as vendors and torch do."""
+"""Numbers for people: bytes, rates, times. Rates in powers of ten, memory in GiB, as vendors and torch do.
 
+And text from outside (names of devices and processes, messages of tools), made harmless for a terminal.
+"""
+
+import unicodedata
 from collections.abc import Mapping
 
 _GIB = 1 << 30
@@ -69,3 +73,13 @@ def with_settings(name: str, settings: Mapping[str, object]) -> str:
         if not key.startswith("_")
     ]
     return f"{name} ({', '.join(values)})" if values else name
+
+
+def inert(text: str) -> str:
+    """The same text on one line, with control characters shown as escapes instead of obeyed."""
+    return "".join(
+        character
+        if unicodedata.category(character)[0] != "C"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -1,5 +1,6 @@
 """What every page has in common: how templates are found, and how text of others is kept harmless."""
 
+import functools
 from typing import Any
 
 import jinja2
@@ -18,8 +19,9 @@ from flatout.report.kernels import short_name
 from flatout.report.plain import inert
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
-    """Templates in which all text is escaped, and nothing missing passes for empty."""
+    """Templates in which all text is escaped, and nothing missing passes for empty; compiled once."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("flatout.report"),
         autoescape=True,

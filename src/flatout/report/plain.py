@@ -1,21 +1,13 @@
 """Text from outside (device names, file names, messages of tools), made harmless for a terminal."""
 
-import unicodedata
-
 from rich.console import Console
 from rich.text import Text
 
+from flatout.records.words import inert
+
+__all__ = ["NARROW", "inert", "is_narrow", "line"]
+
 NARROW = 80
-
-
-def inert(text: str) -> str:
-    """The same text on one line, with control characters shown as escapes instead of obeyed."""
-    return "".join(
-        character
-        if unicodedata.category(character)[0] != "C"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def line(text: str, style: str = "") -> Text:

@@ -47,6 +47,10 @@ def draw_run(done: JobRun, console: Console) -> None:
     if done.recordings:
         last = done.recordings[-1]
         console.print(line(f"flatout: {len(done.recordings)} recordings; flatout trace {inert(last)}"))
+    for one in done.logged_to:
+        how = f"off, {one.failure}" if one.failure else f"{one.points:,} points"
+        lost = f", {one.dropped:,} lost" if one.dropped else ""
+        console.print(line(f"flatout: logged to {inert(one.target)}: {inert(how)}{lost}"))
     if done.cleanups.evaluations:
         freed, times = memory_size(done.cleanups.freed_bytes), done.cleanups.evaluations
         console.print(line(f"flatout: gave {freed} of cached memory back before {times} evaluations"))

@@ -23,6 +23,8 @@ from flatout.runtime.roles import (
 )
 
 _MARKS = (SESSION_VARIABLE, KEEPER_VARIABLE)
+# Commands that look at jobs and are none.
+_ONLOOKERS = ("ps", "stop", "watch", "export", "fleet")
 # A run folder lies a few folders above the order that a process carries.
 _ABOVE = 6
 
@@ -85,7 +87,7 @@ def jobs_in(table: Table, *, holders: Collection[int] = ()) -> list[Job]:
 
 
 def _trains(process: Seen, role: Role) -> bool:
-    if flatout_command(process) in ("ps", "stop"):
+    if flatout_command(process) in _ONLOOKERS:
         return False
     return role in ("flatout", "launcher", "keeper", "script", "rank", "loader worker", "compile worker") or (
         role == "worker" and process.holds_torch is True

@@ -86,6 +86,11 @@ class Living:
             with self._safely(), self._lock:
                 self.seen.life_is_over()
 
+    def refresh(self) -> None:
+        """Write it down now, not when it is due: a life is over, for one."""
+        with self._safely():
+            self._write()
+
     def hangs(self, hang: Hang) -> None:
         """It makes no more steps."""
         with self._safely(), self._lock:

@@ -70,6 +70,11 @@ class OwnDevices:
                     self._throttling.add(sample)
                 self._note_idle(sample)
 
+    def newest(self) -> list[tuple[Device, DeviceSample]]:
+        """The last sample of each."""
+        found = [(device, self._last.get(device.uuid or f"{device.index}")) for device in self.devices]
+        return [(device, sample) for device, sample in found if sample is not None]
+
     def energy(self) -> Energy:
         """Since it is known on what the job trains."""
         return self._energy.total()

@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +25,15 @@ _ATTRIBUTES = ("ppid", "name", "cmdline", "exe", "username", "status", "cpu_time
 _PYTHON = re.compile(r"python[\d.]*(-dbg)?$|pypy[\d.]*$")
 # Flags of the kernel's: forked and never became another program; a thread of the kernel's own.
 _FORKED, _OF_THE_KERNEL = 0x40, 0x200000
+_STATUSES = {
+    "R": psutil.STATUS_RUNNING,
+    "D": psutil.STATUS_DISK_SLEEP,
+    "T": psutil.STATUS_STOPPED,
+    "Z": psutil.STATUS_ZOMBIE,
+    "X": psutil.STATUS_DEAD,
+}
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +131,67 @@ def read_table() -> Table:
     return table
 
 
+class TableReader:
+    """Tables at a fraction of the cost, for whoever looks every few seconds.
+
+    Of a process that was seen before, only what changes is read again; a forked copy that becomes another
+    program is a new one.
+    """
+
+    # Python processes are looked at as a whole now and then: one may have changed its words.
+    ANEW_EVERY = 12
+    # In its first minute, one may import torch from one look to the next.
+    _YOUNG_S = 60.0
+
+    def __init__(self) -> None:
+        self._known: dict[int, Seen] = {}
+        # What the kernel said of each: most processes of a machine sleep, and it says the same again.
+        self._told: dict[int, bytes] = {}
+        self._looks = 0
+
+    def __call__(self) -> Table:
+        """Look at all processes that can be seen."""
+        if sys.platform != "linux" or not self._known:
+            table = read_table()
+        else:
+            self._looks += 1
+            table = Table(filter(None, map(self._again, psutil.pids())))
+        self._known = table.by_pid
+        self._told = {pid: told for pid, told in self._told.items() if pid in self._known}
+        return table
+
+    def _again(self, pid: int) -> Seen | None:
+        known = self._known.get(pid)
+        try:
+            if known is None or (known.is_python and (self._looks + pid) % self.ANEW_EVERY == 0):
+                return _seen(psutil.Process(pid))
+            told = _told_by_the_kernel(pid)
+            if told != self._told.get(pid):
+                self._told[pid] = told
+                known = _changed(known, _parsed(told))
+            if known.is_python and known.holds_torch is False and known.age_s < self._YOUNG_S:
+                known = dataclasses.replace(known, holds_torch=_holds_torch(pid))
+        except (OSError, psutil.NoSuchProcess):
+            return None
+        return known
+
+
+def _changed(known: Seen, stat: Mapping[str, Any]) -> Seen:
+    """The same process now; as a whole where it is another one, or has become another program."""
+    forked = bool(int(stat["flags"]) & _FORKED)
+    if (float(stat["start"]), stat["name"], forked) != (known.start, known.name, known.forked):
+        return _seen(psutil.Process(known.pid))
+    return dataclasses.replace(
+        known,
+        parent=int(stat["parent"]),
+        group=int(stat["group"]),
+        session=int(stat["session"]),
+        status=_STATUSES.get(stat["status"], psutil.STATUS_SLEEPING),
+        cpu_s=None if known.cpu_s is None else int(stat["ticks"]) / _TICKS_PER_S,
+        memory_bytes=None if known.memory_bytes is None else int(stat["pages"]) * _PAGE_BYTES,
+    )
+
+
 def was_handed_over(process: Seen, table: Table) -> bool:
     """Whether it is certain that its parent is not the one that started it.
 
@@ -198,10 +267,33 @@ def _facts_of_linux(pid: int) -> dict[str, Any] | None:
 
 
 def _stat(pid: int) -> dict[str, Any]:
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return _parsed(_told_by_the_kernel(pid))
+
+
+def _told_by_the_kernel(pid: int) -> bytes:
+    # Without the layers of open(): a machine has thousands of processes.
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+def _parsed(told: bytes) -> dict[str, Any]:
+    text = told.decode(errors="replace")
     # The name stands in brackets, and may hold some itself.
     rest = text[text.rindex(")") + 2 :].split()
-    return {"name": text[text.index("(") + 1 : text.rindex(")")], "flags": rest[6], "start": rest[19]}
+    return {
+        "name": text[text.index("(") + 1 : text.rindex(")")],
+        "status": rest[0],
+        "parent": rest[1],
+        "group": rest[2],
+        "session": rest[3],
+        "flags": rest[6],
+        "ticks": int(rest[11]) + int(rest[12]),
+        "start": rest[19],
+        "pages": rest[21],
+    }
 
 
 def _asked(call: Any, pid: int) -> int | None:

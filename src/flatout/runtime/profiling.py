@@ -36,6 +36,8 @@ class ProfileRequest:
     silence_s: float = 180.0
     seed: int | None = None
     nvtx: bool = False
+    # The script infers: a step is a call of its model.
+    infer: bool = False
     measure_limits: bool = True
     # Record some steps under torch's profiler, after those that are timed.
     record: Literal["", "kernels", "stacks"] = ""
@@ -59,6 +61,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
             "record": request.record,
             "seed": request.seed,
             "nvtx": request.nvtx,
+            "infer": request.infer,
             "taps": [*TAPS, "habits"],
             **request.order,
         },
@@ -176,6 +179,9 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             expected,
             "flatout doctor   # is this its Python?",
         )
-    seen = f" ({calls} calls of a model without gradients were seen: inference?)" if calls else ""
+    if calls and not training:
+        seen = f"the script came to its end without an optimizer update; it called a model {calls} times"
+        return seen, expected, "--infer, for scripts that infer: a step is then a call of the model"
+    seen = ""
     seen = f" ({training} training calls of a model were seen)" if training else seen
     return f"the script came to its end without an optimizer update{seen}", expected, output

@@ -42,6 +42,20 @@ def targets_for(wanted: Sequence[str], table: Table, jobs: Sequence[Job]) -> lis
     return [target for pid, target in found.items() if pid not in inner]
 
 
+def job_for(name: str, jobs: Sequence[Job], *, command: str) -> Job:
+    """The job that is meant by a name or the pid of one of its processes, for a command that ends nobody."""
+    if not name.isdigit():
+        return _named(name, jobs, command=command)
+    for job in jobs:
+        if any(one.pid == int(name) for one in job.members):
+            return job
+    raise CallerMistake(
+        f"process {name} belongs to no training job that can be seen here",
+        expected="the name of a job, or the pid of one of its processes",
+        remedy="flatout ps   # lists them",
+    )
+
+
 def orphans_among(jobs: Sequence[Job], table: Table, wanted: Sequence[str] = ()) -> list[Target]:
     """What each dead job left behind; of these names and pids alone, where there are any."""
     found = []
@@ -57,7 +71,7 @@ def orphans_among(jobs: Sequence[Job], table: Table, wanted: Sequence[str] = ())
     return found
 
 
-def _named(name: str, jobs: Sequence[Job]) -> Job:
+def _named(name: str, jobs: Sequence[Job], *, command: str = "stop") -> Job:
     fitting = [job for job in jobs if name in job.names]
     if not fitting and name:
         fitting = [job for job in jobs if job.run is not None and job.run.startswith(name)]
@@ -70,7 +84,7 @@ def _named(name: str, jobs: Sequence[Job]) -> Job:
             f"{name!r} is the name of {len(fitting)} jobs",
             expected="one of these pids: "
             + "; ".join(f"{job.head.pid} ({job.name}, {job.head.user})" for job in fitting),
-            remedy=f"flatout stop {fitting[0].head.pid}   # or several pids",
+            remedy=f"flatout {command} {fitting[0].head.pid}   # by its pid",
         )
     names = sorted(name for job in jobs for name in job.names)
     near = nearest(name, names)

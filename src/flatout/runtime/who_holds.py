@@ -38,11 +38,31 @@ def look_around(
     devices, samples, vendors = discover_devices(sources)
     pairs = [pair for pair in zip(devices, samples, strict=True) if pair[0].vendor != "cpu"]
     table = look()
-    holders = {found.pid for _, sample in pairs for found in _listed(sample) if is_same(found, table)}
-    jobs = jobs_in(table, holders=holders)
+    jobs = jobs_on(pairs, table)
     members = [one for job in jobs for one in job.members]
     sleep(sampled_s)
     used = {one.pid: _cpu_share(one, sampled_s) for one in members}
+    problems = [status.problem for status in vendors if status.problem]
+    return put_together(pairs, table, jobs, used, sampled_s, problems), table, jobs
+
+
+def jobs_on(pairs: Iterable[tuple[Device, DeviceSample]], table: Table) -> list[Job]:
+    """The jobs of this machine; who holds a GPU is one."""
+    return jobs_in(
+        table,
+        holders={found.pid for _, sample in pairs for found in _listed(sample) if is_same(found, table)},
+    )
+
+
+def put_together(
+    pairs: Sequence[tuple[Device, DeviceSample]],
+    table: Table,
+    jobs: Sequence[Job],
+    used: Mapping[int, float | None],
+    sampled_s: float,
+    problems: Iterable[str] = (),
+) -> ProcessesHere:
+    """The document from its parts: GPUs with their samples, jobs, and what of a core each process used."""
     states = {one.pid: _state(one, job, used[one.pid]) for job in jobs for one in job.members}
     for _, sample in pairs:
         for found in _listed(sample):
@@ -51,17 +71,12 @@ def look_around(
     whose = {one.pid: job for job in jobs for one in job.members}
     held = tuple(_held(device, sample, table, whose, states) for device, sample in pairs)
     on_gpus = _gpu_memory(held)
-    whole = ProcessesHere(
+    return ProcessesHere(
         devices=held,
         jobs=tuple(_job(job, states, used, on_gpus, bool(held)) for job in jobs),
         sampled_s=sampled_s,
-        notes=(
-            *_notes(held),
-            *_hidden(table, whose),
-            *(status.problem for status in vendors if status.problem),
-        ),
+        notes=(*_notes(held), *_hidden(table, whose), *problems),
     )
-    return whole, table, jobs
 
 
 def is_same(found: DeviceProcess, table: Table) -> bool:

@@ -54,12 +54,16 @@ def judge(
     return GuardEvidence(
         verdict="unsafe" if problem else "same",
         paired=True,
-        reason=problem
-        or "gradients, updates and losses are as close to the baseline's as rounding alone would put them",
+        reason=problem or _all_is_well(reference),
         same_state=evidence,
         trajectory=trajectory,
         curves=curves,
     )
+
+
+def _all_is_well(reference: GuardRun) -> str:
+    what = "outputs" if reference.infers else "gradients, updates and losses"
+    return f"{what} are as close to the baseline's as rounding alone would put them"
 
 
 def bit_for_bit(reference: GuardRun, candidate: GuardRun) -> GuardEvidence | None:
@@ -69,5 +73,5 @@ def bit_for_bit(reference: GuardRun, candidate: GuardRun) -> GuardEvidence | Non
     if known_losses(reference.losses) != known_losses(candidate.losses) or not known_losses(reference.losses):
         return None
     curves = {"as written": list(reference.losses), "plan": list(candidate.losses)}
-    reason = "losses are the same, bit for bit"
+    reason = f"{'outputs' if reference.infers else 'losses'} are the same, bit for bit"
     return GuardEvidence(verdict="same", paired=True, reason=reason, curves=curves)

@@ -22,6 +22,11 @@ class GuardRun:
     pairing: dict[str, Any]
     failed: str = ""
 
+    @property
+    def infers(self) -> bool:
+        """Whether nothing trained: outputs stand where gradients and losses would."""
+        return bool(self.updates) and self.updates[0].get("what") == "outputs"
+
     @classmethod
     def read(cls, folder: Path) -> "GuardRun":
         """From a trial's folder."""

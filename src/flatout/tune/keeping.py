@@ -7,7 +7,6 @@ from pathlib import Path
 from flatout.records.atomic import write_atomically
 from flatout.records.runs import RunFolder
 from flatout.records.tuning import Tuning
-from flatout.tune.patching import as_text
 from flatout.tune.result import Found
 
 
@@ -18,6 +17,8 @@ def keep(
     tuning, patch = found.tuning, ""
     made: dict[str, str] = {}
     if found.plan is not None:
+        from flatout.tune.patching import as_text  # only a plan needs libcst, which takes its time
+
         found.plan.write(plan_path)
         made["plan"] = str(plan_path)
         patch = as_text(found.plan, Path.cwd())

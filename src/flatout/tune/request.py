@@ -54,7 +54,7 @@ class TuneRequest:
             name=name,
             command=command_of(self.job.command, levers),
             stop=stop,
-            order={**order_of(levers), "seed": self.seed, **order},
+            order={**order_of(levers), "seed": self.seed, "infer": self.job.infer, **order},
             startup_s=self.job.startup_s,
             silence_s=self.job.silence_s,
             environment=self.job.environment,

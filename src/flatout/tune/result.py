@@ -119,6 +119,7 @@ def _plan(
         job=fingerprint(request.job.command, stages.baseline, stages.about),
         levers=tuple(_told(choice, ladder) for choice in stages.chosen),
         where=places_below(Path.cwd(), habits.get("where") or {}),
+        infer=request.job.infer,
         run=run,
         baseline_samples_per_s=stages.as_written.samples_per_s,
         samples_per_s=best.samples_per_s,

@@ -58,6 +58,7 @@ def run_job(
         place,
         {
             **order_of(plan.levers),
+            "infer": plan.infer,
             "pair_updates": 1,
             "watch_every": watch_every,
             "heartbeat": True,

@@ -13,6 +13,8 @@ _TIMES_THE_TWINS = 6.0
 _ROUNDOFFS = 8.0
 # Along the reference, all gradients together: so far from 1 at least before it counts.
 _ALONG = 0.02
+# Samples whose first class differs, beyond those of the twins.
+_FIRSTS = 0.01
 # The update of one parameter may be this many times longer or shorter: Adam moves an element whose gradient
 # is nothing but rounding as far as any other, and half of a bias can be such.
 _LENGTH = 3.0
@@ -49,6 +51,7 @@ def same_state(
         slack = 1.0 if first else 1.0 + 0.5 * number
         problem = problem or _between_updates(reference, candidate, number)
         problem = problem or _along(expected, others, got, roundoff * slack, evidence if first else {})
+        problem = problem or _first_places(expected, others, got, evidence)
         scales = _Scales(
             roundoff, slack, _length(_all(expected, "gradients")), _length(_all(expected, "change"))
         )
@@ -111,7 +114,7 @@ def _along(
     evidence: dict[str, Any],
 ) -> str:
     """All gradients, and all updates, along the reference's: 0.5 where they are halved, -1 where flipped."""
-    for what, words in (("gradients", "gradients"), ("change", "updates of parameters")):
+    for what, words in (("gradients", _noun(expected)), ("change", "updates of parameters")):
         whole = _all(expected, what)
         length = _dot(whole, whole)
         if length == 0.0:
@@ -158,7 +161,8 @@ def _one_parameter(
         apart = _distance(mine, gradient)
         worst = apart / allowed if allowed else (math.inf if apart else 0.0)
         if apart > allowed:
-            wrong = f"the gradient of {name} is off by {apart / max(size, 1e-30):.2g} of itself"
+            whose = name if _noun(expected) == "outputs" else f"the gradient of {name}"
+            wrong = f"{whose} is off by {apart / max(size, 1e-30):.2g} of itself"
             wrong += f"; rounding explains {allowed / max(size, 1e-30):.2g}"
     change, mine_change = _change(expected, name), _change(got, name)
     if change is not None and mine_change is not None and _length(change) > 0:
@@ -173,6 +177,33 @@ def _one_parameter(
             wrong = wrong or f"the update of {name} is {ratio:.3g} times as long as it should be"
             worst = math.inf
     return worst, wrong
+
+
+def _noun(update: dict[str, Any]) -> str:
+    return str(update.get("what", "gradients"))
+
+
+def _first_places(
+    expected: dict[str, Any], others: Sequence[dict[str, Any]], got: dict[str, Any], evidence: dict[str, Any]
+) -> str:
+    """Of outputs that look like scores: how often the same class is first, against how often in twins."""
+    wanted = [place for firsts in expected.get("largest", ()) for place in firsts]
+    if not wanted:
+        return ""
+    share = _agreeing(got, wanted)
+    least = min((_agreeing(other, wanted) for other in others), default=1.0)
+    # One of a few samples that stand on the edge is no sign of anything.
+    allowed = least - max(_FIRSTS, 1.5 / len(wanted))
+    evidence["first_places"] = {"got": share, "twins": least, "allowed": allowed}
+    if share < allowed:
+        return f"{share:.1%} of the samples have the same class first; with rounding alone {least:.1%} have"
+    return ""
+
+
+def _agreeing(update: dict[str, Any], wanted: Sequence[int]) -> float:
+    found = [place for firsts in update.get("largest", ()) for place in firsts]
+    same = sum(1 for one, other in zip(found, wanted, strict=False) if one == other)
+    return same / len(wanted)
 
 
 # Vectors

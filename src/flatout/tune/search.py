@@ -44,6 +44,7 @@ _HOST_IS_IDLE = 0.4
 _RANKS = (
     "loader",
     "debug-modes",
+    "no-gradients",
     "cpu-threads",
     "thread-affinity",
     "garbage-collector",
@@ -67,6 +68,9 @@ _RANKS = (
     "activation-offload",
     "optimizer-offload",
     "activation-budget",
+    "int8-weights",
+    "int4-weights",
+    "fp8-weights",
     "compile",
     "fp8",
 )

@@ -59,7 +59,10 @@ def test_with_the_variable_and_no_torch_nothing_but_the_hook_is_imported(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"version": 99}', "[]"])
+@pytest.mark.parametrize(
+    "content",
+    [None, "{", *(pytest.param(text, marks=pytest.mark.full) for text in ('{"version": 99}', "[]"))],
+)
 def test_an_order_that_cannot_be_read_leaves_the_script_as_it_is(tmp_path: Path, content: str | None) -> None:
     order = tmp_path / "order.json"
     if content is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("whole_heap")
 
 import flatout  # noqa: E402
 from flatout.inside.retaining import left_behind, retention  # noqa: E402

@@ -652,6 +652,27 @@ def test_a_model_compiled_by_inductor_costs_the_same_and_stays_compiled() -> Non
         assert torch.equal(compiled(x), before)
 
 
+def test_the_compiler_is_not_loaded_to_be_turned_off_and_is_off_when_the_job_loads_it() -> None:
+    script = """
+import sys, torch
+from flatout.inside.flops import start_counting
+layer, x = torch.nn.Linear(4, 5), torch.randn(3, 4)
+count = start_counting(torch)
+layer(x).sum().backward()
+print(count.stop().flops, "torch._dynamo" in sys.modules)
+count = start_counting(torch)
+assert "torch._dynamo" not in sys.modules
+torch.compile(layer, backend="aot_eager")(x)
+print(torch._dynamo.eval_frame._stance.stance, count.stop().flops, torch._dynamo.eval_frame._stance.stance)
+start_counting(torch).stop()
+print(torch._dynamo.eval_frame._stance.stance)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    # Three rows through four by five, and the gradient of the weight: nobody asks for that of `x`.
+    assert done.stdout.splitlines() == ["240 False", "force_eager 120 default", "default"]
+
+
 def test_the_compiler_takes_up_its_stance_again() -> None:
     frame: Any = torch._dynamo.eval_frame
     found = frame._stance

@@ -12,8 +12,11 @@ from flatout.inside.same_samples import drawing_by
 from flatout.runtime.command import job_command
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import TrialPlan, run_trial
+from tests.e2e.jobs import QUICK_SGD
 
-SCRIPT = """
+SCRIPT = (
+    QUICK_SGD
+    + """
 import random
 import numpy as np
 import torch
@@ -26,13 +29,13 @@ class Drawn(Dataset):
         return torch.rand(4) + random.random() + np.random.rand() + place
 
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = Sgd(model.parameters())
 for _ in range(100):
     for batch in DataLoader(Drawn(), batch_size=8, shuffle=True):
         model(batch).mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
 """
+)
 
 
 def inputs(tmp_path: Path, name: str, **order: Any) -> Any:

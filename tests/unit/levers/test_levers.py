@@ -78,6 +78,7 @@ def test_cudnn_autotune_and_debug_modes_are_put_back() -> None:
         assert not torch.is_anomaly_check_nan_enabled()
 
 
+@pytest.mark.usefixtures("whole_heap")
 def test_the_collector_is_put_back_and_never_turned_off() -> None:
     before = gc.get_threshold()
     lever = GarbageCollector(scene(), {})

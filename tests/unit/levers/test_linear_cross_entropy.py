@@ -278,8 +278,18 @@ def test_within_autocast_of_ours_and_of_the_script(kind: Any, script: Any) -> No
         stage.undo()
 
 
-@pytest.mark.parametrize(("kind", "script"), [FORMS[0], FORMS[3], FORMS[7]])
-@pytest.mark.parametrize("others", [(), (Bf16,)])
+@pytest.mark.parametrize(
+    ("kind", "script", "others"),
+    [
+        (*FORMS[0], ()),
+        (*FORMS[3], (Bf16,)),
+        (*FORMS[7], ()),
+        *(
+            pytest.param(*FORMS[form], others, marks=pytest.mark.full)
+            for form, others in ((0, (Bf16,)), (3, ()), (7, (Bf16,)))
+        ),
+    ],
+)
 def test_under_the_compiler_in_one_graph(kind: Any, script: Any, others: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(1)

@@ -111,7 +111,7 @@ class Root:
 
 def lever_on(device: str = "cpu", **settings: Any) -> DevicePrefetch:
     root = Root()
-    scene = SimpleNamespace(torch=torch, device=torch.device("cuda"), roots=lambda: [root])
+    scene = SimpleNamespace(torch=torch, infers=False, device=torch.device("cuda"), roots=lambda: [root])
     lever = DevicePrefetch(scene, settings)  # type: ignore[arg-type]
     lever._mover = Mover(torch, torch.device(device))
     return lever

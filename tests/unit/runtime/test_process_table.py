@@ -9,7 +9,7 @@ import pytest
 
 from flatout.records.errors import EnvironmentProblem
 from flatout.runtime import process_table
-from flatout.runtime.process_table import read_table, was_handed_over
+from flatout.runtime.process_table import TableReader, read_table, was_handed_over
 from tests.detached import Detached
 
 FORKS = """
@@ -62,3 +62,48 @@ def test_a_machine_whose_processes_are_hidden_is_an_error(monkeypatch: pytest.Mo
     with pytest.raises(EnvironmentProblem) as caught:
         read_table()
     assert caught.value.exit_code == 3
+
+
+def test_a_second_look_tells_the_same_and_what_has_changed() -> None:
+    reader = TableReader()
+    before = reader().by_pid[os.getpid()]
+    sum(range(3_000_000))
+    with subprocess.Popen(["sleep", "600"]) as child:
+        table = reader()
+        child.kill()
+        child.wait()
+    again, whole = table.by_pid[os.getpid()], read_table().by_pid[os.getpid()]
+    assert again.cpu_s is not None
+    assert before.cpu_s is not None
+    assert again.cpu_s > before.cpu_s
+    same = ("pid", "start", "parent", "group", "session", "name", "words", "user", "is_python", "forked")
+    assert [getattr(again, name) for name in same] == [getattr(whole, name) for name in same]
+    assert table.by_pid[child.pid].words == ("sleep", "600")
+    assert child.pid not in reader().by_pid
+
+
+def test_a_process_that_became_another_program_is_read_anew() -> None:
+    reader = TableReader()
+    code = "import os; input(); os.execv('/bin/sleep', ['sleep', '600'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1) as child:
+        while "-c" not in reader().by_pid[child.pid].words:
+            pass
+        child.stdin.write(b"\n")  # type: ignore[union-attr]
+        child.stdin.flush()  # type: ignore[union-attr]
+        while reader().by_pid[child.pid].words != ("sleep", "600"):
+            pass
+        child.kill()
+
+
+def test_only_python_is_looked_at_as_a_whole_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = TableReader()
+    with subprocess.Popen(["sleep", "600"]) as child:
+        reader()
+        looked: list[int] = []
+        whole = process_table._seen
+        monkeypatch.setattr(process_table, "_seen", lambda one: (looked.append(one.pid), whole(one))[1])
+        for _ in range(TableReader.ANEW_EVERY):
+            reader()
+        child.kill()
+    assert child.pid not in looked
+    assert os.getpid() in looked

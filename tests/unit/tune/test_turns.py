@@ -18,6 +18,7 @@ from flatout.runtime.progress import Progress, StopRule
 from flatout.runtime.trial import TrialPlan, run_trial
 from flatout.tune import turns
 from flatout.tune.turns import NotNeeded, Room, Turns, room_for
+from tests.e2e.jobs import QUICK_SGD
 from tests.profiles import profile
 
 GIB = 1 << 30
@@ -63,16 +64,17 @@ def test_on_a_cpu_each_has_cores_of_its_own() -> None:
     assert room_for(job, 64, 5) == Room(1, 1)
 
 
-SCRIPT = """
-import sys, time, torch
+SCRIPT = (
+    QUICK_SGD
+    + """
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = Sgd(model.parameters())
 for _ in range(1000):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    optimizer.zero_grad()
     time.sleep(0.02)
 """
+)
 
 
 def test_one_trains_after_the_other(tmp_path: Path) -> None:

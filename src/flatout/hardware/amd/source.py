@@ -66,7 +66,7 @@ class AmdSource:
             return Discovery(problems=(Problem(code="amd.unreadable", evidence=evidence, fix=_FIX_TOOL),))
         return Discovery(devices=devices, problems=(problem,) if broken else ())
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:  # noqa: ARG002
         """One sample for each of these devices, in order."""
         session, _, _ = self._open()
         if session is None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from flatout.hardware.health.check import Outcome
 from flatout.records.machine import KernelXid, Machine
 
-# What the common Xids mean. Those in _APPLICATION come from the job, those in _HARDWARE from the card.
-_MEANINGS = {
+# What the common Xids mean. Those in XID_APPLICATION come from the job, those in XID_HARDWARE from the card.
+XID_MEANINGS = {
     13: "graphics engine exception",
     31: "memory page fault",
     43: "reset channel, GPU stopped processing",
@@ -26,8 +26,8 @@ _MEANINGS = {
     120: "GSP firmware error",
 }
 _NAMED = 4
-_APPLICATION = frozenset({13, 31, 43, 45, 68, 69})
-_HARDWARE = frozenset({48, 61, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140})
+XID_APPLICATION = frozenset({13, 31, 43, 45, 68, 69})
+XID_HARDWARE = frozenset({48, 61, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 
 
 def ecc_errors(machine: Machine) -> Iterator[Outcome]:
@@ -98,9 +98,9 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
         reason = machine.unknown.get("kernel_xids", "the kernel log cannot be read")
         yield Outcome("unknown", reason, "sudo dmesg | grep -i xid")
         return
-    hardware = [entry for entry in machine.kernel_xids if entry.xid in _HARDWARE]
-    application = [entry for entry in machine.kernel_xids if entry.xid in _APPLICATION]
-    others = [entry for entry in machine.kernel_xids if entry.xid not in _HARDWARE | _APPLICATION]
+    hardware = [entry for entry in machine.kernel_xids if entry.xid in XID_HARDWARE]
+    application = [entry for entry in machine.kernel_xids if entry.xid in XID_APPLICATION]
+    others = [entry for entry in machine.kernel_xids if entry.xid not in XID_HARDWARE | XID_APPLICATION]
     if hardware:
         yield Outcome(
             "fail", _summary(hardware), "sudo dmesg | grep -i xid   # reset or replace the GPU named there"
@@ -118,7 +118,7 @@ def kernel_xids(machine: Machine) -> Iterator[Outcome]:
 def _summary(entries: list[KernelXid]) -> str:
     counted = Counter((entry.xid, entry.pci_bus_id) for entry in entries)
     named = "; ".join(
-        f"Xid {xid} ({_MEANINGS.get(xid, 'see the Xid catalogue')}) x{times} on {bus}"
+        f"Xid {xid} ({XID_MEANINGS.get(xid, 'see the Xid catalogue')}) x{times} on {bus}"
         for (xid, bus), times in counted.most_common(_NAMED)
     )
     return f"{named}; and {len(counted) - _NAMED} kinds more" if len(counted) > _NAMED else named

@@ -56,7 +56,7 @@ class IntelSource:
             return Discovery(problems=problems)
         return Discovery(absent_reason=f"{reason}, and sysfs shows no Intel GPU for compute")
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:  # noqa: ARG002
         """One sample for each of these devices, in order, the way they were found."""
         if self._way is None:
             self.discover()

@@ -1,5 +1,6 @@
 """What an NVIDIA GPU is doing now: one `DeviceSample` from an NVML handle."""
 
+import functools
 from functools import partial
 from typing import Any, Literal
 
@@ -25,26 +26,44 @@ _PARENT_ONLY = "a MIG instance has no reading of its own for this"
 _MIG_ACTIVITY = "MIG is on: NVML does not tell the activity of single processes"
 _MIG_PARENT = "MIG is on: activity belongs to the instances"
 
+# Read in thorough samples alone. PCIe's counters take 20 ms each, a list of processes as many files as these
+# have open; the rest changes by hand, or with a fault.
+SELDOM = (
+    *("processes", "power_limit_mw", "fan_speed_share", "persistence_mode", "compute_mode"),
+    *("pcie_generation", "pcie_width", "pcie_sent_bytes_per_s", "pcie_received_bytes_per_s", "gpu_links"),
+    *("ecc_enabled", "ecc_corrected_since_boot", "ecc_uncorrected_since_boot", "ecc_uncorrected_lifetime"),
+    *("memory_rows_remapped", "memory_repair_pending", "memory_repair_failed"),
+)
+
 # What a MIG instance has for itself; everything else is its parent's.
 _MIG_FIELDS = frozenset({"memory_used_bytes", "memory_free_bytes", "processes"})
 
 
 def read_sample(
-    library: Any, handle: Any, device: Device, gpm: GpmReader | None, taken_at_unix_s: float
+    library: Any,
+    handle: Any,
+    device: Device,
+    gpm: GpmReader | None,
+    taken_at_unix_s: float,
+    *,
+    earlier: DeviceSample | None = None,
 ) -> DeviceSample:
-    """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer."""
+    """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer.
+
+    With an `earlier` sample, the fields of SELDOM are that one's: they change slowly, or are dear.
+    """
     fields = nvml_readings(library)
     _read_memory(library, handle, device, fields)  # also the heartbeat: a lost GPU raises here
-    _read_processes(library, handle, device, fields, taken_at_unix_s)
+    if not device.parent_uuid:
+        _read_activity(library, handle, device, gpm, fields)
+        _read_clocks(library, handle, fields)
+        _read_power_and_heat(library, handle, fields)
+    if earlier is not None:
+        _carry_over(earlier, fields)
+    else:
+        _read_seldom(library, handle, device, fields, taken_at_unix_s)
     if device.parent_uuid:
         return _mig_sample(device, fields, taken_at_unix_s)
-    _read_activity(library, handle, device, gpm, fields)
-    _read_clocks(library, handle, fields)
-    _read_power_and_heat(library, handle, fields)
-    _read_links(library, handle, fields)
-    _read_memory_errors(library, handle, fields)
-    fields.read("persistence_mode", lambda: bool(library.nvmlDeviceGetPersistenceMode(handle)))
-    fields.read("compute_mode", lambda: _COMPUTE_MODES.get(library.nvmlDeviceGetComputeMode(handle)))
     return DeviceSample(
         index=device.index,
         uuid=device.uuid,
@@ -52,6 +71,44 @@ def read_sample(
         unknown=fields.unknown,
         **fields.values,
     )
+
+
+def _read_seldom(library: Any, handle: Any, device: Device, fields: Readings, taken_at_unix_s: float) -> None:
+    """Everything in SELDOM."""
+    _read_processes(library, handle, device, fields, taken_at_unix_s)
+    if device.parent_uuid:
+        return
+    _read_settings(library, handle, fields)
+    _read_links(library, handle, fields)
+    _read_memory_errors(library, handle, fields)
+
+
+def _carry_over(earlier: DeviceSample, fields: Readings) -> None:
+    for field in SELDOM:
+        value = getattr(earlier, field)
+        if value is None:
+            fields.absent(field, earlier.unknown[field])
+        else:
+            fields.give(field, value)
+
+
+def _read_settings(library: Any, handle: Any, fields: Readings) -> None:
+    fields.read(
+        "power_limit_mw",
+        lambda: first_of(
+            lambda: int(library.nvmlDeviceGetEnforcedPowerLimit(handle)),
+            lambda: int(library.nvmlDeviceGetPowerManagementLimit(handle)),
+        ),
+    )
+    # A fan may be driven beyond its nominal speed.
+    fields.read(
+        "fan_speed_share",
+        lambda: library.nvmlDeviceGetFanSpeed(handle),
+        scale=0.01,
+        valid=lambda share: 0 <= share <= 2,
+    )
+    fields.read("persistence_mode", lambda: bool(library.nvmlDeviceGetPersistenceMode(handle)))
+    fields.read("compute_mode", lambda: _COMPUTE_MODES.get(library.nvmlDeviceGetComputeMode(handle)))
 
 
 def _mig_sample(device: Device, fields: Readings, taken_at_unix_s: float) -> DeviceSample:
@@ -102,14 +159,11 @@ def _read_activity(
         for field in ("kernel_running_share", "memory_bus_active_share", *GPM_FIELDS):
             fields.absent(field, _MIG_PARENT)
         return
-    for field, rate in (("kernel_running_share", "gpu"), ("memory_bus_active_share", "memory")):
-        fields.read(field, partial(_utilization, library, handle, rate), scale=0.01, valid=_is_share)
+    rates = functools.cache(lambda: library.nvmlDeviceGetUtilizationRates(handle))
+    fields.read("kernel_running_share", lambda: float(rates().gpu), scale=0.01, valid=_is_share)
+    fields.read("memory_bus_active_share", lambda: float(rates().memory), scale=0.01, valid=_is_share)
     fields.give("activity_source", "nvml utilization")
     _read_gpm(library, gpm, fields)
-
-
-def _utilization(library: Any, handle: Any, rate: str) -> float:
-    return float(getattr(library.nvmlDeviceGetUtilizationRates(handle), rate))
 
 
 def _is_share(share: float) -> bool:
@@ -159,25 +213,11 @@ def _read_clocks(library: Any, handle: Any, fields: Readings) -> None:
 
 def _read_power_and_heat(library: Any, handle: Any, fields: Readings) -> None:
     fields.read("power_draw_mw", lambda: int(library.nvmlDeviceGetPowerUsage(handle)))
-    fields.read(
-        "power_limit_mw",
-        lambda: first_of(
-            lambda: int(library.nvmlDeviceGetEnforcedPowerLimit(handle)),
-            lambda: int(library.nvmlDeviceGetPowerManagementLimit(handle)),
-        ),
-    )
     fields.read("energy_total_mj", lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
     fields.read(
         "temperature_c", lambda: int(library.nvmlDeviceGetTemperature(handle, 0)), valid=is_plausible_heat
     )
     fields.read("temperature_memory_c", lambda: _memory_temperature(library, handle), valid=is_plausible_heat)
-    # A fan may be driven beyond its nominal speed.
-    fields.read(
-        "fan_speed_share",
-        lambda: library.nvmlDeviceGetFanSpeed(handle),
-        scale=0.01,
-        valid=lambda share: 0 <= share <= 2,
-    )
 
 
 def _memory_temperature(library: Any, handle: Any) -> int:

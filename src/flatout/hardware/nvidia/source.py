@@ -56,6 +56,8 @@ class NvidiaSource:
         self._handles: dict[str, Any] = {}
         self._gpm: dict[str, GpmReader | None] = {}
         self._last: dict[str, DeviceSample] = {}
+        # What brief samples take their slow fields from.
+        self._thorough: dict[str, DeviceSample] = {}
         self._known: dict[int, Device] = {}
         self._xids: XidCounter | None = None
         self._generation = 0
@@ -75,7 +77,9 @@ class NvidiaSource:
             return Discovery(absent_reason="NVIDIA's driver does not answer", problems=(_lost(-1, error),))
         if count == 0:
             return Discovery(absent_reason=LOADED_BUT_EMPTY)
-        deadline = time.monotonic() + self._first_contact_s
+        # Whoever has answered before is awake: one that blocks now must not hold up the others.
+        known = all(position in self._known for position in range(count))
+        deadline = time.monotonic() + (self._call_timeout_s if known else self._first_contact_s)
         started = [(position, self._identify(position)) for position in range(count)]
         devices: list[Device] = []
         problems: list[Problem] = []
@@ -83,14 +87,17 @@ class NvidiaSource:
             self._identified(position, pending, deadline, devices, problems)
         return Discovery(devices=tuple(devices), problems=tuple(problems))
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:
         """All devices at once, within one deadline."""
         try:
             self._ensure_session()
-            self._poll_xids(devices)
+            if thoroughly:
+                self._poll_xids(devices)
         except NvmlUnavailable as error:
             return [self._stale_or_down(device, str(error)) for device in devices]
         deadline = time.monotonic() + self._call_timeout_s
+        if thoroughly:
+            self._thorough = {}
         started = [self._start(device) for device in devices]
         outcomes = [
             self._finish(device, pending, deadline) for device, pending in zip(devices, started, strict=True)
@@ -160,6 +167,7 @@ class NvidiaSource:
         if self._generation != self._session.generation:
             self._generation = self._session.generation
             self._handles = {}
+            self._thorough = {}
             self._drop_gpm()
             if self._xids is not None:
                 self._xids.forget_session()
@@ -181,6 +189,7 @@ class NvidiaSource:
             return error
         sample = self._with_xids(device, sample)
         self._last[_key(device)] = sample
+        self._thorough.setdefault(_key(device), sample)
         return sample
 
     def _read(self, device: Device) -> DeviceSample:
@@ -189,7 +198,9 @@ class NvidiaSource:
         handle = self._handle(device)
         if key not in self._gpm:
             self._gpm[key] = self._gpm_reader(library, handle, device)
-        return read_sample(library, handle, device, self._gpm[key], self._now_unix_s())
+        return read_sample(
+            library, handle, device, self._gpm[key], self._now_unix_s(), earlier=self._thorough.get(key)
+        )
 
     def _handle(self, device: Device) -> Any:
         key = _key(device)
@@ -238,6 +249,7 @@ class NvidiaSource:
 
     def _failed(self, device: Device, error: Exception) -> DeviceSample:
         reason = str(error) if isinstance(error, DeadlinePassed) else describe_error(error)
+        self._thorough.pop(_key(device), None)  # whoever comes back is read from the beginning
         if error_code(error) in _DEVICE_GONE:
             self._handles.pop(_key(device), None)
             return self._down(device, reason)

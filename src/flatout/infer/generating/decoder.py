@@ -21,7 +21,7 @@ NOTHING = -1
 _SHORTEST = 256
 _WARM_UPS = 3
 # Products with one row are walks through a matrix: kernels made for that, tuned for this card.
-_COMPILING: dict[str, Any] = {"coordinate_descent_tuning": True, "triton.cudagraphs": False}
+COMPILING: dict[str, Any] = {"coordinate_descent_tuning": True, "triton.cudagraphs": False}
 
 
 class Decoder:
@@ -141,7 +141,7 @@ class Decoder:
         if kind not in self._steps:
             assert kind in KINDS
             plain = lambda: self._one_step(kind)  # noqa: E731
-            fast = torch.compile(plain, fullgraph=True, options=_COMPILING) if self._compiles else plain
+            fast = torch.compile(plain, fullgraph=True, options=COMPILING) if self._compiles else plain
 
             def step() -> None:
                 if kind != "greedy":

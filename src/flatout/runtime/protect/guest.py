@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.records.errors import FlatoutError
-from flatout.records.protection import Protection
+from flatout.records.protection import ON_ITS_WAY_BACK, Protection
 from flatout.records.session import Order
 from flatout.runtime.checkpoint.checkpointer import Checkpointer
 from flatout.runtime.checkpoint.plain import Apart, NotPlain, Together
@@ -110,6 +110,7 @@ class Protected:
         stop.listen()
 
     def _come_back(self, lines: Lines) -> None:
+        self._facts["protection"][ON_ITS_WAY_BACK] = True
         self._replay = self._reads.replay = Replay(lines.reads)
         self._ghost = Ghost(self._torch, self._gates.optimizers)
         self._ghost.on_first = self._quiet.close
@@ -275,6 +276,7 @@ class Protected:
         self._reads.journal = Journal(self._journal_path)
         took_s = time.monotonic() - self._began_s
         self._saved_at = self._updates
+        self._facts["protection"].pop(ON_ITS_WAY_BACK, None)
         self._facts["protection"] |= {"resumed_at": self._updates, "came_back_s": took_s}
         self._quiet.say(f"goes on after update {self._updates}, {took_s:.1f} s after its start")
         if strange.strange:
@@ -297,6 +299,7 @@ class Protected:
         self._leave_off()
 
     def _leave_off(self) -> None:
+        self._facts["protection"].pop(ON_ITS_WAY_BACK, None)
         if self._ghost is not None:
             self._ghost.end()
             if not self._quiet.is_open:

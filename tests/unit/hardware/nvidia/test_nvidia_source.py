@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from flatout.hardware.nvidia.sampling import SELDOM
 from flatout.hardware.nvidia.source import NvidiaSource
 from flatout.hardware.nvidia.throttle import decode_reasons
 from tests.fakes.nvml import FakeNvml
@@ -125,3 +126,55 @@ def test_close_is_safe_to_call_twice(fake: FakeNvml) -> None:
     source.close()
     source.close()
     assert fake.calls["nvmlShutdown"] == 1
+
+
+def test_brief_samples_leave_out_what_is_dear_and_tell_the_last_of_it() -> None:
+    nvml = FakeNvml()
+    nvml.hold((1 << 21, 1 << 30))
+    source = NvidiaSource(nvml)
+    devices = source.discover().devices
+    thorough = source.sample(devices)[0]
+    before = dict(nvml.calls)
+    nvml.answer("nvmlDeviceGetPowerUsage", 654_321)
+    brief = source.sample(devices, thoroughly=False)[0]
+    dear = (
+        "PcieThroughput",
+        "RunningProcesses",
+        "ProcessUtilization",
+        "Ecc",
+        "NvLink",
+        "RemappedRows",
+        "EventSet",
+    )
+    asked = {name for name, count in nvml.calls.items() if count > before.get(name, 0)}
+    assert not [name for name in asked if any(word in name for word in dear)]
+    assert brief.power_draw_mw == 654_321
+    for field in SELDOM:
+        assert getattr(brief, field) == getattr(thorough, field), field
+        assert brief.unknown.get(field) == thorough.unknown.get(field), field
+
+
+def test_a_brief_sample_without_a_thorough_one_is_thorough() -> None:
+    source = NvidiaSource(FakeNvml())
+    sample = source.sample(source.discover().devices, thoroughly=False)[0]
+    assert sample.pcie_width is not None
+    assert sample.processes is not None
+
+
+def test_after_a_loss_nothing_is_carried_over_from_before() -> None:
+    nvml = FakeNvml()
+    source = NvidiaSource(nvml)
+    devices = source.discover().devices
+    source.sample(devices)
+    nvml.lose(0)
+    assert source.sample(devices, thoroughly=False)[0].state == "down"
+    nvml.heal_all()
+    nvml.answer("nvmlDeviceGetCurrPcieLinkWidth", 1)
+    assert source.sample(devices, thoroughly=False)[0].pcie_width == 1
+
+
+def test_activity_is_asked_for_once_a_sample() -> None:
+    nvml = FakeNvml()
+    source = NvidiaSource(nvml)
+    source.sample(source.discover().devices)
+    assert nvml.calls["nvmlDeviceGetUtilizationRates"] == 1

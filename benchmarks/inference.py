@@ -1,0 +1,223 @@
+"""What `flatout.optimize` makes of common models, by turns with what people do by hand.
+
+    python -m benchmarks.inference [--models resnet50,vit-b] [--goals latency,throughput] [--budget 90]
+
+On a GPU. Beside the module as it is (float32, without gradients): torch.compile alone, and bf16 weights with
+torch.compile, each in the best of its modes "default" and "reduce-overhead". Latency is with one sample,
+throughput with many. Ours must not be behind the best of them by more than 3 %. Weights are random. The
+file is written anew after each model.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import flatout
+from benchmarks.machine import write
+from flatout.infer.optimizing.racing import Race
+
+AS_GOOD = 0.97
+BATCH = {"resnet50": 128, "vit-b": 64, "bert-base": 32, "tiny": 8}
+_LENGTH = 128
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50."""
+
+    def __init__(self, wide: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * narrow
+        self.body = nn.Sequential(
+            *(nn.Conv2d(wide, narrow, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(narrow, narrow, 3, stride, 1, bias=False), nn.BatchNorm2d(narrow)),
+            *(nn.ReLU(inplace=True), nn.Conv2d(narrow, out, 1, bias=False), nn.BatchNorm2d(out)),
+        )
+        self.aside = nn.Sequential(nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        if wide == out and stride == 1:
+            self.aside = nn.Sequential()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add what the body makes of it."""
+        return torch.relu(self.body(x) + self.aside(x))
+
+
+def resnet50() -> nn.Module:
+    try:
+        from torchvision.models import resnet50 as made
+    except ImportError:
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)]
+        layers += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        wide = 64
+        for stage, (blocks, narrow) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True)):
+            for block in range(blocks):
+                layers.append(Bottleneck(wide, narrow, 2 if block == 0 and stage else 1))
+                wide = 4 * narrow
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, 1000))
+    return made()
+
+
+class Vit(nn.Module):
+    """ViT-B/16, of torch's own layers."""
+
+    def __init__(self, width: int = 768, layers: int = 12, heads: int = 12) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.places = nn.Parameter(torch.randn(1, 197, width) * 0.02)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.blocks = nn.ModuleList([VitBlock(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+class VitBlock(nn.Module):
+    """Attention, then a small network."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.body = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both added."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.one(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.body(self.two(x))
+
+
+def bert_base() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(num_labels=10))
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": resnet50,
+    "vit-b": Vit,
+    "bert-base": bert_base,
+    "tiny": tiny,
+}
+
+
+def inputs_of(model: str, batch: int, device: str) -> dict[str, Any] | tuple[Any, ...]:
+    if model == "bert-base":
+        ids = torch.randint(1000, 20000, (batch, _LENGTH), device=device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return (torch.randn(batch, 3, 224, 224, device=device),)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def called(run: Any, given: Any) -> Callable[[], Any]:
+    if isinstance(given, dict):
+        return lambda: run(**given)
+    return lambda: run(*given)
+
+
+def by_hand(module: nn.Module, given: Any) -> dict[str, Callable[[], Callable[[], Any]]]:
+    """What people do; made when it is its turn."""
+
+    def compiled(mode: str, dtype: torch.dtype | None) -> Callable[[], Any]:
+        own = module if dtype is None else copy.deepcopy(module).to(dtype)
+        run = torch.compile(own, mode=mode)
+        mine = given
+        if dtype is not None:
+            items = given.items() if isinstance(given, dict) else enumerate(given)
+            changed = {name: cast(value, dtype) for name, value in items}
+            mine = changed if isinstance(given, dict) else tuple(changed.values())
+        return called(run, mine)
+
+    ways: dict[str, Callable[[], Callable[[], Any]]] = {"eager": lambda: called(module, given)}
+    for mode in ("default", "reduce-overhead"):
+        ways[f"compile {mode}"] = lambda mode=mode: compiled(mode, None)
+        ways[f"bf16 + compile {mode}"] = lambda mode=mode: compiled(mode, torch.bfloat16)
+    return ways
+
+
+@torch.no_grad()
+def measured(model: str, goal: Any, budget_s: float, device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    module = MODELS[model]().to(device).eval()
+    batch = 1 if goal == "latency" else BATCH[model]
+    given = inputs_of(model, batch, device)
+    began = time.monotonic()
+    fast = flatout.optimize(module, given, goal, budget_s=budget_s)
+    found: dict[str, Any] = {"batch": batch, "optimize_s": time.monotonic() - began}
+    print(fast.report, flush=True)
+    race = Race(torch.device(device, 0) if device == "cuda" else torch.device(device), goal)
+    found["chosen"] = list(fast.report.chosen)
+    found["tried"] = [
+        {"lever": one.lever, "verdict": one.verdict, "speedup": one.measured_speedup, "reason": one.reason}
+        for one in fast.report.tried
+    ]
+    found["by_hand"] = {}
+    for name, make in by_hand(module, given).items():
+        try:
+            raced = race.run(make(), called(fast, given))
+        except Exception as error:  # noqa: BLE001 - one of theirs may fail
+            found["by_hand"][name] = {"failed": str(error).splitlines()[0]}
+            continue
+        found["by_hand"][name] = {
+            "their_ms": raced.first_ms,
+            "our_ms": raced.second_ms,
+            "times_as_fast": raced.speedup,
+            "low": raced.low,
+            "high": raced.high,
+        }
+        print(
+            f"  {name:28} {raced.first_ms:8.3f} ms, ours {raced.second_ms:8.3f} ms: {raced.speedup:.2f}x",
+            flush=True,
+        )
+    ratios = [one["times_as_fast"] for one in found["by_hand"].values() if "times_as_fast" in one]
+    found["over_the_best_by_hand"] = min(ratios)
+    found["is_never_behind"] = min(ratios) >= AS_GOOD
+    found["took_s"] = time.monotonic() - began
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", default="resnet50,vit-b,bert-base")
+    parser.add_argument("--goals", default="latency,throughput")
+    parser.add_argument("--budget", type=float, default=90.0, help="seconds for each search")
+    parser.add_argument("--out", help="the result file")
+    chosen = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    result: dict[str, Any] = {}
+    for model in chosen.models.split(","):
+        for goal in chosen.goals.split(","):
+            print(f"{model}, {goal}", flush=True)
+            result[f"{model} {goal}"] = measured(model, goal, chosen.budget, device)
+            print(
+                f"  {result[f'{model} {goal}']['over_the_best_by_hand']:.2f}x the best by hand, "
+                f"{result[f'{model} {goal}']['took_s']:.0f} s",
+                flush=True,
+            )
+            write("inference", result, chosen.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""How a module is called: its arguments, taken apart and put together, and what two calls have in common."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from flatout.memory.splitting import map_tensors, tensors_of
+from flatout.records.errors import CallerMistake
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arguments:
+    """What one call is given."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, in order."""
+        return list(tensors_of((self.args, self.kwargs)))
+
+    def mapped(self, change: Callable[[Any], Any]) -> "Arguments":
+        """The same call with other tensors."""
+        args, kwargs = map_tensors(change, (self.args, self.kwargs))
+        return Arguments(args, kwargs)
+
+    def copied(self) -> "Arguments":
+        """With tensors of its own: a module may write into what it is given."""
+        return self.mapped(lambda tensor: tensor.detach().clone())
+
+    def of(self, call: Callable[..., Any]) -> Any:
+        """Call it."""
+        return call(*self.args, **self.kwargs)
+
+
+def arguments(given: Any) -> Arguments:
+    """A tensor, a tuple of arguments or a dict of keywords, as a call."""
+    if isinstance(given, Arguments):
+        return given
+    if isinstance(given, tuple):
+        return Arguments(given, {})
+    if isinstance(given, dict):
+        return Arguments((), dict(given))
+    return Arguments((given,), {})
+
+
+def examples_of(given: Any) -> list[Arguments]:
+    """One call, or a list of some."""
+    found = [arguments(one) for one in given] if isinstance(given, list) else [arguments(given)]
+    if not found or not all(one.tensors() for one in found):
+        raise CallerMistake(
+            "example inputs without a tensor",
+            expected="what the module is called with: a tensor, a tuple of arguments, a dict of keywords, "
+            "or a list of these",
+            remedy="flatout.optimize(model, torch.randn(8, 3, 224, 224))",
+        )
+    return found
+
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call looks like; None where that cannot be told. Calls of one key can share a compiled graph."""
+    leaves, spec = tree_flatten((args, kwargs))
+    try:
+        key = (spec, *map(_look, leaves))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _look(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    # 1, 1.0 and True are equal, and are not the same to a model.
+    return type(leaf), leaf
+
+
+def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Arguments]]:
+    """The leaves of a call, and how to make a call of others."""
+    leaves, spec = tree_flatten((args, kwargs))
+
+    def again(others: list[Any]) -> Arguments:
+        return Arguments(*tree_unflatten(others, spec))
+
+    return leaves, again

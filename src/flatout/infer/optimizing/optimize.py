@@ -1,0 +1,179 @@
+"""From a module and examples to one that is as fast as can be: facts, guard, search, shapes."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+
+from flatout.infer.buckets import Buckets, Fitting, fitting, halves
+from flatout.infer.optimizing.calling import Arguments, examples_of
+from flatout.infer.optimizing.facts import Facts, facts_of
+from flatout.infer.optimizing.guard import Guard
+from flatout.infer.optimizing.optimized import Optimized
+from flatout.infer.optimizing.racing import Race
+from flatout.infer.optimizing.search import Candidate, Search
+from flatout.infer.optimizing.shapes import Shapes
+from flatout.infer.optimizing.ways import QUANTIZED, Precision, Way
+from flatout.records.errors import CallerMistake, UnknownName
+from flatout.records.inference import Goal, OptimizeReport
+
+_CHANGED_BY_TRAINING = ("BatchNorm", "Dropout", "InstanceNorm", "RReLU")
+
+
+def make_optimized(
+    module: torch.nn.Module,
+    example_inputs: Any,
+    goal: Goal,
+    *,
+    allow: Sequence[str],
+    budget_s: float,
+    buckets: Buckets | None,
+    backend: str = "",
+) -> Optimized:
+    """What `flatout.optimize` does. `backend` names another compiler than Inductor."""
+    began = time.monotonic()
+    allowed = _checked(module, goal, allow, budget_s)
+    examples = examples_of(example_inputs)
+    training, notes = _into_eval(module)
+    try:
+        example = max(examples, key=lambda one: sum(tensor.numel() for tensor in one.tensors()))
+        facts = facts_of(module, example, backend)
+        guard = Guard(module, [example], facts.dtype)
+        race = Race(facts.device, goal, most_s=max(1.0, min(6.0, budget_s / 10)))
+        search = Search(module, example, facts, guard, race, budget_s)
+        best = search.run(allowed)
+        final = search.compared(search.baseline, best) if best is not search.baseline else None
+        if final is not None and final.low <= 1.0:
+            notes.append(
+                f"on the whole it was no faster ({final.speedup:.2f}x): the module runs as it was written"
+            )
+            best = search.baseline
+        shapes = _shapes(best, example, examples, facts, guard, buckets, notes)
+    except BaseException:
+        for part, was in training.items():
+            part.training = was
+        raise
+    if best.way.inference_mode:
+        notes.append("outputs are inference tensors: autograd takes a clone() of them, not themselves")
+    report = _report(goal, facts, search, best, final, notes, time.monotonic() - began)
+    return Optimized(module, report, None if best is search.baseline else best, shapes, training)
+
+
+def _report(
+    goal: Goal, facts: Facts, search: Search, best: Candidate, final: Any, notes: list[str], took_s: float
+) -> OptimizeReport:
+    if final is None:
+        final = search.compared(search.baseline, search.baseline)
+    as_it_was = best is search.baseline
+    return OptimizeReport(
+        goal=goal,
+        device=torch.cuda.get_device_name(facts.device) if facts.on_gpu else str(facts.device),
+        samples=facts.samples,
+        baseline_ms=final.first_ms,
+        best_ms=final.first_ms if as_it_was else final.second_ms,
+        speedup=1.0 if as_it_was else final.speedup,
+        low=1.0 if as_it_was else final.low,
+        high=1.0 if as_it_was else final.high,
+        chosen=best.way.names(),
+        tried=tuple(search.tried),
+        notes=tuple(notes),
+        took_s=took_s,
+    )
+
+
+def _checked(module: Any, goal: str, allow: Sequence[str], budget_s: float) -> list[Precision]:
+    if not isinstance(module, torch.nn.Module):
+        raise CallerMistake(
+            f"{type(module).__name__} is no module",
+            expected="a torch.nn.Module",
+            remedy="flatout.optimize(model, example_inputs)",
+        )
+    if goal not in get_args(Goal):
+        raise UnknownName("goal", goal, get_args(Goal))
+    if isinstance(allow, str):
+        allow = (allow,)
+    for name in allow:
+        if name not in QUANTIZED:
+            raise UnknownName("lever to allow", name, QUANTIZED)
+    if not budget_s > 0:
+        raise CallerMistake(
+            f"budget_s={budget_s}", expected="seconds that the search may take", remedy="budget_s=120"
+        )
+    return [one for one in QUANTIZED if one in allow]
+
+
+def _into_eval(module: torch.nn.Module) -> tuple[dict[torch.nn.Module, bool], list[str]]:
+    """Evaluation mode, where something would behave otherwise; and what each part was in before."""
+    parts = [one for one in module.modules() if one.training]
+    if not parts:
+        return {}, []
+    found = {one: one.training for one in module.modules()}
+    module.eval()
+    kinds = sorted({type(one).__name__ for one in parts if _trains(one)})
+    if not kinds:
+        return found, ["the module was in training mode, and is in eval() now; close() puts it back"]
+    words = (
+        f"the module was in training mode ({', '.join(kinds)}) and was put into eval(); close() puts it back"
+    )
+    warnings.warn(f"flatout.optimize: {words}", stacklevel=4)
+    return found, [words]
+
+
+def _trains(part: torch.nn.Module) -> bool:
+    name = type(part).__name__
+    return any(word in name for word in _CHANGED_BY_TRAINING) and getattr(part, "p", 1.0) != 0.0
+
+
+def _shapes(
+    best: Candidate,
+    example: Arguments,
+    examples: list[Arguments],
+    facts: Facts,
+    guard: Guard,
+    buckets: Buckets | None,
+    notes: list[str],
+) -> Shapes | None:
+    """How calls of other shapes are answered; None where any shape will do."""
+    if not best.way.depends_on_shapes:
+        return None
+    spec = buckets or Buckets()
+    fits, why = _proven(best, example, guard, spec)
+    if why:
+        notes.append(f"calls of other shapes run without what is compiled: {why}")
+    batches: set[int] = set(spec.batch or halves(facts.samples or 1))
+    if not spec.batch and fits is not None:
+        sizes = [fits.size_of(one.args, one.kwargs) for one in examples]
+        batches = set(halves(max(size[0] for size in sizes if size is not None)))
+    return Shapes(best.prepared, example, best.run, fits, sorted(batches), spec.length)
+
+
+@torch.no_grad()
+def _proven(best: Candidate, example: Arguments, guard: Guard, spec: Buckets) -> tuple[Fitting | None, str]:
+    """How to pad, where that was tried and changes nothing; else why not."""
+    module = best.prepared.module
+    made = fitting(module, example, spec)
+    if isinstance(made, str):
+        return None, made
+    found: Fitting = made
+    size = found.size_of(example.args, example.kwargs)
+    assert size is not None
+    longer = (
+        next((one for one in sorted(spec.length) if one > size[1]), size[1] + 1) if spec.length else size[1]
+    )
+    tests = {"a larger batch": (size[0] + max(1, size[0] // 2), size[1])}
+    if spec.length:
+        tests["a longer sequence"] = (size[0], longer)
+    for words, larger in tests.items():
+
+        def padded(*args: Any, larger: tuple[int, int] = larger, **kwargs: Any) -> Any:
+            return found.cut(found.padded(Arguments(args, kwargs), larger).of(module), size)
+
+        refusal = guard.judge(padded, Way()).refusal
+        if refusal:
+            return None, f"in {words}, {refusal}"
+    if not spec.length:
+        found = dataclasses.replace(found, by_length={})
+    return found, ""

@@ -1,0 +1,146 @@
+"""A module that was made fast: called like the module, and put back by `close()`."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flatout.infer.optimizing.search import Candidate
+from flatout.infer.optimizing.shapes import Shapes
+from flatout.infer.optimizing.weights import needs_twin
+from flatout.records.inference import OptimizeReport
+
+Call = Callable[..., Any]
+
+
+class Optimized:
+    """Call it like the module; every other name is the module's own, `state_dict` among them.
+
+    `report` says what was tried, kept and refused; `str(report)` as text. `counts` says how many calls were
+    padded and how many ran as written. After `close()`, or outside of its `with`, the module is as it was
+    found, and calls go to it.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        report: OptimizeReport,
+        candidate: Candidate | None,
+        shapes: Shapes | None,
+        training: dict[torch.nn.Module, bool],
+    ) -> None:
+        self.module = module
+        self.report = report
+        self._candidate = candidate
+        self._shapes = shapes
+        self._training = training
+        self._run: Call | None = shapes or (candidate.run if candidate is not None else None)
+        self._failures = 0
+        self._in_training = 0
+        self._lock = threading.Lock()
+        self._stale = False
+        self._hook: Any = None
+        if candidate is not None and needs_twin(candidate.way):
+            hearing: Any = module.register_load_state_dict_post_hook
+            self._hook = hearing(self._loaded)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module answers, without gradients."""
+        run = self._run
+        if run is None or self.module.training:
+            self._in_training += run is not None
+            return self._as_written(*args, **kwargs)
+        if self._stale:
+            self._refresh()
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the module itself has the last word
+            first = (str(error).strip().splitlines() or [""])[0]
+        # Outside of `except`: what failed holds its memory as long as its error lives.
+        self._failures += 1
+        answer = self._as_written(*args, **kwargs)  # raises where the call itself is wrong
+        if self._failures == 1:
+            warnings.warn(
+                f"flatout.optimize: a call failed the fast way and ran as written: {first}", stacklevel=2
+            )
+        return answer
+
+    @torch.no_grad()
+    def _as_written(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Calls that were padded, that ran as written (no shape fitted), and that failed the fast way."""
+        shapes = self._shapes
+        return {
+            "padded": shapes.padded if shapes is not None else 0,
+            "as_written": (shapes.as_written if shapes is not None else 0) + self._in_training,
+            "failed": self._failures,
+        }
+
+    def prepare(self) -> "Optimized":
+        """Make all bucket sizes ready now, not when they are first needed."""
+        if self._shapes is not None:
+            self._shapes.prepare()
+        return self
+
+    def refresh(self) -> None:
+        """Take the module's weights over again; after `load_state_dict` this happens by itself."""
+        self._refresh()
+
+    def _loaded(self, *_: Any) -> None:
+        self._stale = True
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """In place: compiled functions and graphs know where weights lie."""
+        with self._lock:
+            self._stale = False
+            if self._candidate is None or self._candidate.prepared.inner is self.module:
+                return
+            inner = self._candidate.prepared.inner
+            own = [*self.module.parameters(), *self.module.buffers()]
+            twins = [*inner.parameters(), *inner.buffers()]
+            plain = all(type(one.data) is torch.Tensor for one in twins)
+            if len(own) != len(twins) or not plain:
+                self._run = None
+                warnings.warn(
+                    "flatout.optimize: weights were loaded that its quantized copy does not have; calls "
+                    "run as written from now on",
+                    stacklevel=3,
+                )
+                return
+            for one, other in zip(twins, own, strict=True):
+                if one is not other:
+                    one.copy_(other)
+
+    def close(self) -> None:
+        """Put back what was found; calls go to the module from now on."""
+        self._run = self._shapes = self._candidate = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        for part, was_training in self._training.items():
+            part.training = was_training
+        self._training = {}
+
+    def __enter__(self) -> "Optimized":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def __repr__(self) -> str:
+        with contextlib.suppress(AttributeError):
+            ways = " + ".join(self.report.chosen) or "as written"
+            return f"Optimized({type(self.module).__name__}, {ways}, {self.report.speedup:.2f}x)"
+        return "Optimized()"

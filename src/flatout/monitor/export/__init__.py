@@ -1,0 +1,1 @@
+"""The exporter: what is seen of a machine and its jobs, as metrics for Prometheus and OpenTelemetry."""

@@ -1,0 +1,84 @@
+"""Text on a GPU: compiled, captured, and still the tokens that the model itself would choose."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import flatout  # noqa: E402
+from flatout.infer.generating.generator import Generator, Request  # noqa: E402
+from flatout.infer.generating.sampling import Sampling  # noqa: E402
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+# The last is longer than what attention looks at first.
+PROMPTS = [[7, 3, 250], list(range(1, 40)), [42], [100] * 300]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SHAPE)
+    return transformers.LlamaForCausalLM(config).eval().to("cuda")
+
+
+def own(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt], device="cuda")
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_greedy_tokens_in_float32_are_the_models_own(model: Any) -> None:
+    found = flatout.generate(model, PROMPTS, max_new_tokens=24)
+    assert found == [own(model, prompt, 24) for prompt in PROMPTS]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_draw_anew_at_each_step_and_rows_go_to_the_next(model: Any) -> None:
+    generator = Generator(model, rows=2, length=128)
+    warm = Sampling(temperature=3.0, top_k=50)
+    requests = [Request([5, 6], 30, warm), Request([5, 6], 30, warm), Request([9], 10), Request([8], 10)]
+    first, second, third, fourth = generator.generate(requests)
+    assert first != second
+    assert len(set(first)) > 5
+    assert third == own(model, [9], 10)
+    assert fourth == own(model, [8], 10)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_in_bfloat16_logits_are_the_models_own_but_for_rounding(model: Any) -> None:
+    from flatout.infer.generating.proving import refusal
+
+    low = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).eval().to("cuda", torch.bfloat16)
+    assert refusal(low, 256) == ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_generating_waits_for_nothing_but_what_is_read(model: Any) -> None:
+    generator = Generator(model, rows=1, length=128)
+    generator.generate([Request([1, 2, 3], 8)])
+    decoder = generator.decoder
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        decoder.step("greedy", 20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,154 @@
+"""Varying shapes: a few compiled functions for all, the same answers, a count of what does not fit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from flatout.infer.buckets import Buckets, fitting, halves
+from flatout.infer.optimizing.calling import Arguments, arguments
+from flatout.infer.optimizing.guard import Guard
+from flatout.infer.optimizing.optimize import _proven
+from flatout.infer.optimizing.preparing import Prepared
+from flatout.infer.optimizing.search import Candidate
+from flatout.infer.optimizing.shapes import Shapes
+from flatout.infer.optimizing.ways import Way
+from flatout.records.errors import CallerMistake
+
+CPU = torch.device("cpu")
+COMPILED = Way(compile="default")
+
+
+class Reader(nn.Module):
+    """Attention with a mask of what is padding; one answer a token, one a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 16), nn.Linear(16, 7)
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        q, k, v = self.qkv(self.words(input_ids)).chunk(3, -1)
+        mask = attention_mask[:, None, :].bool()
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        count = attention_mask.sum(1, keepdim=True)
+        return {"tokens": self.out(seen), "text": (seen * attention_mask[..., None]).sum(1) / count}
+
+
+def shapes_of(module: nn.Module, example: Arguments, spec: Buckets, batches: tuple[int, ...]) -> Shapes:
+    prepared = Prepared(module, COMPILED, CPU, backend="eager")
+    run = prepared.for_example(example)
+    guard = Guard(module, [example], torch.float32)
+    fits, why = _proven(Candidate(COMPILED, prepared, run), example, guard, spec)
+    assert why == ""
+    return Shapes(prepared, example, run, fits, batches, spec.length)
+
+
+def compiles() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def texts(samples: int, length: int) -> dict[str, Any]:
+    return {
+        "input_ids": torch.randint(1, 50, (samples, length)),
+        "attention_mask": torch.ones(samples, length, dtype=torch.long),
+    }
+
+
+@torch.no_grad()
+def test_all_batches_share_three_compiled_functions() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    before = compiles()
+    run = shapes_of(module, arguments(torch.randn(16, 8)), Buckets(), halves(16))
+    for samples in (*range(1, 17), *range(1, 17), 16, 40, 33):
+        x = torch.randn(samples, 8)
+        torch.testing.assert_close(run(x), module(x))
+    # The example's own, one for a single sample, one for all others: never near the limit of eight.
+    assert compiles() - before == 3
+    assert run.as_written == 0
+    assert run.padded > 0
+
+
+@torch.no_grad()
+def test_lengths_are_padded_where_the_user_says_how() -> None:
+    torch.manual_seed(0)
+    module = Reader().eval()
+    spec = Buckets(length=(8, 16), sequences={"input_ids": 1, "attention_mask": 1}, fill={"input_ids": 3})
+    run = shapes_of(module, arguments(texts(4, 8)), spec, halves(4))
+    before = compiles()
+    for samples in (1, 2, 3, 4, 6):
+        for length in range(2, 17, 2):
+            given = texts(samples, length)
+            answer, wanted = run(**given), module(**given)
+            torch.testing.assert_close(answer["tokens"], wanted["tokens"])
+            torch.testing.assert_close(answer["text"], wanted["text"])
+    assert compiles() - before <= 4
+    assert run.as_written == 0
+    run(**texts(2, 20))
+    assert run.as_written == 1, "longer than the longest"
+
+
+@torch.no_grad()
+def test_what_cannot_be_padded_runs_as_written_and_is_counted() -> None:
+    module = nn.Sequential(nn.Linear(8, 4)).eval()
+    run = shapes_of(module, arguments(torch.randn(4, 8)), Buckets(), halves(4))
+    before = compiles()
+    for count in range(1, 4):
+        x = torch.randn(2, count, 8)
+        torch.testing.assert_close(run(x), module(x))
+        assert run.as_written == count
+    assert run(torch.randn(2, 8, dtype=torch.float64).float()).shape == (2, 4)
+    assert compiles() - before <= 1
+
+
+def test_samples_that_see_each_other_are_not_padded() -> None:
+    class Centered(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(0, keepdim=True)
+
+    example = arguments(torch.randn(4, 8))
+    guard = Guard(Centered(), [example], torch.float32)
+    prepared = Prepared(Centered(), Way(), CPU)
+    fits, why = _proven(Candidate(Way(), prepared, prepared.eager), example, guard, Buckets())
+    assert fits is None
+    assert "larger batch" in why
+
+
+def test_a_mask_that_is_not_heeded_is_found_out() -> None:
+    class Careless(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(1)
+
+    example = arguments(torch.randn(4, 6, 3))
+    guard = Guard(Careless(), [example], torch.float32)
+    prepared = Prepared(Careless(), Way(), CPU)
+    spec = Buckets(length=(8,), sequences={0: 1})
+    fits, why = _proven(Candidate(Way(), prepared, prepared.eager), example, guard, spec)
+    assert fits is None
+    assert "longer sequence" in why
+
+
+def test_what_does_not_grow_with_the_batch_by_one_is_refused() -> None:
+    class Pairs(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, None] - x[None]).flatten(0, 1)
+
+    found = fitting(Pairs(), arguments(torch.randn(3, 2)), Buckets())
+    assert isinstance(found, str)
+    assert "becomes" in found
+
+
+def test_sizes_are_halves() -> None:
+    assert halves(1) == (1,)
+    assert halves(12) == (1, 2, 3, 6, 12)
+    assert len(halves(4096)) <= 8
+    assert halves(4096)[0] == 1
+
+
+@pytest.mark.parametrize("wrong", [{"batch": (0, 4)}, {"batch": tuple(range(1, 20))}, {"length": (128,)}])
+def test_wrong_sizes_are_answered(wrong: dict[str, Any]) -> None:
+    with pytest.raises(CallerMistake):
+        Buckets(**wrong)

@@ -1,0 +1,273 @@
+"""`flatout.optimize`: what helps is kept, what harms is a verdict, and the module stays what it was.
+
+Modules here sleep unless they run one certain way: which is faster is no question of luck.
+"""
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import flatout
+from flatout.infer.optimizing import search
+from flatout.infer.optimizing.optimize import make_optimized
+from flatout.infer.optimizing.optimized import Optimized
+from flatout.infer.optimizing.switches import switched
+from flatout.infer.optimizing.ways import Way
+from flatout.records.errors import CallerMistake, UnknownName
+from flatout.records.inference import TriedWay
+
+SLOW_S = 0.01
+
+
+class Moody(nn.Module):
+    """Slow as written; under autocast it does what it is told."""
+
+    def __init__(self, under_autocast: str = "fast") -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(8, 5), nn.Dropout(0.5)
+        self.under_autocast = under_autocast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_autocast_enabled("cpu"):
+            time.sleep(SLOW_S)
+            return self.drop(self.layer(x))
+        if self.under_autocast == "raises":
+            raise RuntimeError("not with me\nsecond line")
+        if self.under_autocast == "runs out":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        while self.under_autocast == "hangs":
+            time.sleep(0.01)
+        factor = {"fast": 1.0, "wrong": 1.3, "not finite": float("nan")}[self.under_autocast]
+        return self.layer(x) * factor
+
+
+class Casted(nn.Module):
+    """Slow with weights in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layer.weight.dtype == torch.float32:
+            time.sleep(SLOW_S)
+        return self.layer(x)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take longer than any sleep."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(found)
+
+
+def optimized(module: nn.Module, example: Any, budget_s: float = 20.0, **settings: Any) -> Optimized:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_optimized(
+            module,
+            example,
+            "latency",
+            allow=(),
+            budget_s=budget_s,
+            buckets=None,
+            backend="eager",
+            **settings,
+        )
+
+
+def tried(made: Optimized, lever: str) -> TriedWay:
+    return next(one for one in made.report.tried if one.lever == lever)
+
+
+@pytest.fixture(scope="module")
+def made() -> Optimized:
+    torch.manual_seed(0)
+    return optimized(Moody(), torch.randn(6, 8))
+
+
+def test_what_helps_is_kept_with_figures(made: Optimized) -> None:
+    kept = tried(made, "bf16-autocast")
+    assert kept.verdict == "kept"
+    assert "bf16-autocast" in made.report.chosen
+    assert kept.low is not None
+    assert kept.low > 1
+    assert kept.error is not None
+    assert kept.allowed_error is not None
+    assert 0 < kept.error <= kept.allowed_error
+    assert made.report.speedup > 1
+    assert made.report.baseline_ms > made.report.best_ms
+    assert "bf16-autocast" in str(made.report)
+    assert "bf16-autocast" in repr(made)
+
+
+def test_it_is_called_like_the_module_and_answers_in_its_dtype(made: Optimized) -> None:
+    x = torch.randn(6, 8)
+    answer = made(x)
+    assert answer.dtype == torch.float32
+    torch.testing.assert_close(answer, made.module(x).detach(), atol=0.05, rtol=0.05)
+    assert not answer.requires_grad
+    with pytest.raises(RuntimeError, match="shapes"):
+        made(torch.randn(6, 9))
+
+
+def test_every_other_name_is_the_modules_own(made: Optimized) -> None:
+    assert made.layer is made.module.layer
+    assert made.state_dict().keys() == made.module.state_dict().keys()
+    assert made.layer.weight.dtype == torch.float32
+    with pytest.raises(AttributeError):
+        _ = made.nothing_like_it
+
+
+@pytest.mark.parametrize(
+    ("mood", "verdict", "words"),
+    [
+        ("wrong", "unsafe", "rounding explains"),
+        ("not finite", "unsafe", "not finite"),
+        ("raises", "failed", "RuntimeError: not with me"),
+        ("runs out", "failed", "out of memory"),
+    ],
+)
+def test_what_harms_is_a_verdict(mood: str, verdict: str, words: str) -> None:
+    torch.manual_seed(0)
+    made = optimized(Moody(mood), torch.randn(6, 8), budget_s=14.0)
+    found = tried(made, "bf16-autocast")
+    assert found.verdict == verdict
+    assert words in found.reason
+    assert "\n" not in found.reason
+    assert "bf16-autocast" not in made.report.chosen
+    assert made(torch.randn(6, 8)).isfinite().all()
+
+
+def test_what_hangs_is_left_behind_and_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_TRIAL_S", 2.0)
+    made = optimized(Moody("hangs"), torch.randn(6, 8), budget_s=14.0)
+    assert tried(made, "bf16-autocast").verdict == "failed"
+    assert "no answer within 2 s" in tried(made, "bf16-autocast").reason
+    assert tried(made, "bf16-weights").verdict in ("kept", "refused")
+
+
+def test_what_there_is_no_time_for_is_skipped_with_a_word() -> None:
+    made = optimized(Moody(), torch.randn(6, 8), budget_s=0.5)
+    assert {one.verdict for one in made.report.tried} == {"skipped"}
+    assert all("left of the time" in one.reason for one in made.report.tried)
+    assert made.report.chosen == ()
+
+
+def test_training_mode_is_left_with_a_word_and_put_back() -> None:
+    module = Moody()
+    module.layer.eval()
+    with pytest.warns(UserWarning, match="training mode"):
+        made = flatout.optimize(module, torch.randn(6, 8), "throughput", budget_s=0.5)
+    with made:
+        assert not module.training
+        assert any("eval()" in note for note in made.report.notes)
+        module.train()
+        made(torch.randn(6, 8))
+        module.eval()
+    assert module.training
+    assert module.drop.training
+    assert not module.layer.training
+    x = torch.randn(6, 8)
+    module.eval()
+    assert torch.equal(made(x), module(x)), "after close, calls go to the module"
+
+
+def test_a_copy_with_other_weights_follows_what_the_module_loads() -> None:
+    torch.manual_seed(0)
+    module = Casted().eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    made = optimized(module, torch.randn(6, 8))
+    assert "bf16-weights" in made.report.chosen
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    other = Casted().eval()
+    x = torch.randn(6, 8)
+    module.load_state_dict(other.state_dict())
+    torch.testing.assert_close(made(x), other(x).detach(), atol=0.05, rtol=0.05)
+    made.close()
+    assert not module._load_state_dict_post_hooks
+
+
+def test_a_call_that_fails_the_fast_way_runs_as_written() -> None:
+    class Small(Casted):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.layer.weight.dtype != torch.float32 and float(x.abs().max()) > 100:
+                raise RuntimeError("too large for me")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    module = Small().eval()
+    made = optimized(module, torch.randn(6, 8))
+    assert "bf16-weights" in made.report.chosen
+    x = torch.full((6, 8), 1000.0)
+    with pytest.warns(UserWarning, match="too large for me"):
+        answer = made(x)
+    assert torch.equal(answer, module(x))
+    assert made.counts["failed"] == 1
+
+
+def test_a_lever_whose_package_is_missing_is_a_verdict_that_names_it() -> None:
+    if importlib.util.find_spec("torchao") is not None:
+        pytest.skip("torchao is installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = flatout.optimize(Casted(), torch.randn(6, 8), allow=("int8-weights",), budget_s=14)
+    assert tried(made, "int8-weights").verdict == "failed"
+    assert "torchao is not installed" in tried(made, "int8-weights").reason
+
+
+def test_a_data_set_goes_through_it(made: Optimized, tmp_path: Path) -> None:
+    data = torch.randn(13, 8)
+    done = flatout.batch_inference(made, data, out=tmp_path / "out", batch_size=6)
+    torch.testing.assert_close(done.output(), made.module(data).detach(), atol=0.05, rtol=0.05)
+
+
+def test_mistakes_are_answered() -> None:
+    with pytest.raises(UnknownName, match="int8-weights"):
+        flatout.optimize(nn.Linear(2, 2), torch.randn(1, 2), allow=("int8",))
+    with pytest.raises(UnknownName, match="latency"):
+        flatout.optimize(nn.Linear(2, 2), torch.randn(1, 2), "speed")  # type: ignore[arg-type]
+    with pytest.raises(CallerMistake, match="without a tensor"):
+        flatout.optimize(nn.Linear(2, 2), ())
+    with pytest.raises(CallerMistake, match="no module"):
+        flatout.optimize(len, torch.randn(1, 2))
+    with pytest.raises(CallerMistake, match="budget_s"):
+        flatout.optimize(nn.Linear(2, 2), torch.randn(1, 2), budget_s=0)
+
+
+def test_switches_of_the_process_are_back_when_the_last_user_leaves() -> None:
+    cudnn = torch.backends.cudnn
+    before = (cudnn.benchmark, torch.backends.cuda.matmul.fp32_precision)
+    way = Way(precision="tf32", cudnn_autotune=True)
+    first, second = switched(way), switched(way)
+    first.__enter__()
+    second.__enter__()
+    assert torch.backends.cuda.matmul.allow_tf32
+    first.__exit__(None, None, None)
+    assert cudnn.benchmark, "the other one still wants it"
+    second.__exit__(None, None, None)
+    assert (cudnn.benchmark, torch.backends.cuda.matmul.fp32_precision) == before
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.timeout(300)
+def test_with_inductor_a_compiled_module_answers_all_batches() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)).eval()
+    made = flatout.optimize(module, torch.randn(8, 32), budget_s=110)
+    compiled = tried(made, "compile")
+    assert compiled.verdict in ("kept", "refused"), compiled.reason
+    assert compiled.error is not None
+    for samples in (8, 1, 3, 11):
+        x = torch.randn(samples, 32)
+        torch.testing.assert_close(made(x), module(x).detach(), atol=0.05, rtol=0.05)

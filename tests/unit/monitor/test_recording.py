@@ -1,0 +1,124 @@
+"""Recordings: read back as they were written, bounded, and whatever is broken in them is left out."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from flatout.monitor.recording import Recorder, Recording, aside, frame_line
+from flatout.monitor.replaying import Replay
+from flatout.records.errors import CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
+from flatout.records.watching import Frame
+from tests.fakes.watching import NOW, busy, eight_gpus, frame_of
+
+DAY_S = 24 * 3600
+
+
+def frame(second: float) -> Frame:
+    sample = busy(0, taken_at_unix_s=NOW + second, power_draw_mw=round(1000 * second))
+    return frame_of([sample], taken_at_unix_s=NOW + second)
+
+
+@pytest.mark.parametrize("name", ["watch.jsonl", "watch.jsonl.gz"])
+def test_frames_come_back_as_they_were(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Recorder(path) as recorder:
+        recorder.add(eight_gpus())
+        recorder.add(frame(1.0))
+    recording = Recording(path)
+    assert len(recording) == 2
+    assert recording[0] == eight_gpus()
+    assert recording[1] == frame(1.0)
+    recording.close()
+
+
+def test_a_second_start_adds_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl.gz"
+    for second in (0.0, 1.0):
+        with Recorder(path) as recorder:
+            recorder.add(frame(second))
+    recording = Recording(path)
+    assert [one.taken_at_unix_s for one in recording] == [NOW, NOW + 1.0]  # type: ignore[attr-defined]
+    recording.close()
+
+
+@pytest.mark.parametrize("name", ["watch.jsonl", "watch.jsonl.gz"])
+def test_a_day_stays_within_its_limit_and_keeps_the_newest(tmp_path: Path, name: str) -> None:
+    path, most = tmp_path / name, 200_000 if name.endswith("l") else 20_000
+    with Recorder(path, most_bytes=most) as recorder:
+        for second in range(0, DAY_S, 120 if name.endswith("l") else 40):
+            recorder.add(frame(float(second)))
+    taken = [one.stat().st_size for one in tmp_path.iterdir()]
+    assert len(taken) == 2
+    assert sum(taken) < 1.5 * most
+    recording = Recording(path)
+    times = [recording[number].taken_at_unix_s for number in range(len(recording))]
+    recording.close()
+    assert times == sorted(times)
+    assert times[-1] > NOW + DAY_S - 121
+    assert aside(path).is_file()
+
+
+def test_the_end_that_a_killed_recorder_left_is_missing_and_the_rest_is_there(tmp_path: Path) -> None:
+    for name in ("watch.jsonl", "watch.jsonl.gz"):
+        path = tmp_path / name
+        with Recorder(path) as recorder:
+            for second in range(30):
+                recorder.add(frame(float(second)))
+        path.write_bytes(path.read_bytes()[:-40])
+        recording = Recording(path)
+        assert 0 < len(recording) < 30
+        recording.close()
+
+
+def test_lines_that_are_damaged_are_counted_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl"
+    good = frame_line(frame(0.0))
+    broken = (b"\n", b"{}\n", b'{"schema":"flatout.watch/1","host":7}\n', good[:300] + b"\n", b"\xff\xfe\n")
+    path.write_bytes(good + b"".join(broken) + b"[" * 100_000 + b"\n" + good)
+    recording = Recording(path)
+    assert (len(recording), recording.unreadable) == (2, 6)
+    recording.close()
+
+
+def test_files_of_other_versions_or_of_nothing_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl"
+    with pytest.raises(EnvironmentProblem, match="not there"):
+        Recording(path)
+    path.write_bytes(frame_line(frame(0.0)).replace(b"flatout.watch/1", b"flatout.watch/9"))
+    with pytest.raises(ForeignVersion, match="watch/9"):
+        Recording(path)
+    path.write_text("hello\n")
+    with pytest.raises(CorruptFile, match="no frame"):
+        Recording(path)
+
+
+def test_what_unpacks_to_far_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(bytes(8 << 20)))
+    with pytest.raises(CorruptFile, match="unpacks to more"):
+        Recording(path, unpacked_most_bytes=4 << 20)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CannotWrite, match="nowhere"):
+        Recorder(tmp_path / "nowhere" / "watch.jsonl")
+
+
+def test_a_jump_back_draws_the_curve_that_was_there_then(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl"
+    with Recorder(path) as recorder:
+        for second in range(100):
+            recorder.add(frame(float(second)))
+    recording = Recording(path)
+    replay = Replay(recording, monotonic=lambda: 0.0)
+    uuid = str(frame(0.0).devices[0].uuid)
+    replay.go_to(90)
+    replay.go_to(20)
+    assert replay.frame().taken_at_unix_s == NOW + 20
+    [whole] = replay.history(uuid).curve("power_draw_mw", 15.0, 1, until_unix_s=NOW + 20)
+    assert whole is not None
+    assert whole.high == 20_000
+    replay.jump(-50)
+    assert replay.place == 0
+    recording.close()
