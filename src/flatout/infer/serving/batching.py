@@ -100,6 +100,7 @@ class Batcher:
         *,
         deliver: Callable[[list[Ticket]], None] = lambda _tickets: None,
         too_large: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
+        on_start: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policy = policy
@@ -108,12 +109,13 @@ class Batcher:
         self.most = policy.most
         self.splits = 0
         self._run, self._deliver, self._too_large, self._clock = run, deliver, too_large, clock
+        self._on_start = on_start
         self._queues: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()
         self._waiting = 0
         self._running: list[Ticket] = []
         self._began_s: float | None = None
         self._went_well = 0
-        # How many were here when the last batch was taken, and with how many the next one is complete.
+        # How many were here when the last batch ended, it included; with how many the next one is complete.
         self._seen, self._wanted = 0, policy.most
         self._closing = False
         self._sleeps = False
@@ -204,6 +206,7 @@ class Batcher:
     # The thread
 
     def _work(self) -> None:
+        self._on_start()
         while True:
             tickets = self._collect()
             if tickets is None:
@@ -270,7 +273,7 @@ class Batcher:
         for ticket in tickets:
             ticket.state, ticket.waited_s = "running", now - ticket.arrived_s
         self._running, self._began_s = tickets, now
-        self._seen, self._wanted = count + self._waiting, self.most
+        self._wanted = self.most
         return tickets
 
     def _drop_expired(self) -> list[Ticket]:
@@ -310,6 +313,7 @@ class Batcher:
             self._finish(part, outcome, self._clock() - began)
         with self._changed:
             self._running, self._began_s = [], None
+            self._seen = len(tickets) + self._waiting
 
     def _tried(self, part: list[Ticket]) -> Sequence[Any] | BaseException:
         """Results, or the error without the frames that would keep its tensors."""

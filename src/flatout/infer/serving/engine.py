@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from flatout.infer.generating.generator import Generator, Request
 from flatout.infer.serving.batching import Closing, Full
+from flatout.infer.serving.loading import leave_a_core
 from flatout.infer.serving.pace import Pace
 
 _IDLE_S = 0.5
@@ -100,6 +101,7 @@ class Engine:
     # The thread
 
     def _work(self) -> None:
+        leave_a_core()
         while True:
             self._take_in(wait=not self._jobs)
             if self._jobs:

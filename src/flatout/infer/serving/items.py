@@ -79,7 +79,7 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
     def deliver(tickets: Any) -> None:
         predicting.deliver(tickets)
 
-    batcher = Batcher(runner, policy, deliver=deliver, too_large=is_out_of_memory)
+    batcher = Batcher(runner, policy, deliver=deliver, too_large=is_out_of_memory, on_start=leave_a_core)
     predicting = Predicting(batcher, runner, served.specs, order, loop)
     batcher.start()
     about = Serving(

@@ -43,10 +43,13 @@ def load(target: str, inputs: Sequence[str], device: str) -> Served:
 
 
 def leave_a_core() -> None:
-    """On a CPU, one core is for requests: threads that wait for each other lose more than a core's worth."""
+    """On a CPU, one core is for requests: threads that wait for each other lose more than a core's worth.
+
+    To be called in each thread that computes: libraries below torch keep this number for each thread.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() >= cores > 1:
-        torch.set_num_threads(cores - 1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
 
 
 def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: torch.device) -> Served:
