@@ -28,7 +28,7 @@ def flatout(tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL,
             cwd=cwd or tmp_path,
             env={**kept, **threads, "FLATOUT_CACHE_DIR": str(tmp_path / "cache"), **environment},
-            timeout=110,
+            timeout=280,
         )
 
     return run

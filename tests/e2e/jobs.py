@@ -62,7 +62,7 @@ class Place:
     cache: Path
     token: str
     # For one command.
-    timeout_s: float = 110
+    timeout_s: float = 280
 
     def script(self, text: str, name: str = "train.py") -> str:
         (self.work / name).write_text(text)
@@ -116,7 +116,7 @@ class Place:
             stdin=subprocess.DEVNULL,
             cwd=self.work,
             env=self.environment(TMPDIR=str(own), **environment),
-            timeout=110,
+            timeout=280,
         )
 
     def trial(self, name: str = "1-profile") -> Path:

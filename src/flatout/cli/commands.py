@@ -57,5 +57,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "explain": CommandEntry(
         "flatout.cli.explain", "What a finding means, how it is known, and when it can be wrong."
     ),
+    "mcp": CommandEntry("flatout.cli.mcp", "These commands as tools for an agent."),
+    "skills": CommandEntry("flatout.cli.skills", "What an agent should know: list it, or copy it."),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),
 }

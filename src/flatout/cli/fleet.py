@@ -54,7 +54,7 @@ def command(
     ca_file: Path | None,
     timeout: float,
 ) -> int:
-    """All machines at a glance, what is idle or broken, what it costs, and what to do about it.
+    """All machines at a glance: idle, broken, throttled, and what it costs.
 
     Asks a Prometheus server that scrapes `flatout export` on many machines; machines with dcgm-exporter alone
     are shown as far as that tells. Changes nothing. A name and a password are taken from

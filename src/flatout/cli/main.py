@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
+from flatout.cli.listener import VARIABLE, take_pipe
 from flatout.records.version import __version__
 
 EXIT_DEFECT = 70
@@ -87,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     _make_output_safe()
     ended = _listen_for_the_end()
+    if VARIABLE in os.environ:
+        take_pipe()
     # By the words at first: these must hold even when they cannot be parsed. A command that could be parsed
     # knows better, for what follows a script's name is for the script.
     asked = {flag: f"--{flag}" in words for flag in ("json", "debug")}

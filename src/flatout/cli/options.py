@@ -48,7 +48,13 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Step]:
-        """A progress line on a terminal; nothing when piped, quiet or for a program."""
+        """A progress line on a terminal or into a listener's pipe; else nothing when piped."""
+        from flatout.cli import listener
+
+        if listener.is_there():
+            listener.tell(title, 0, 0)
+            yield listener.tell
+            return
         if self.as_json or self.quiet or not sys.stderr.isatty():
             yield lambda _name, _done, _total: None
             return

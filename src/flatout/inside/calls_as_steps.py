@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, clock, undo_all, unseen
+from flatout.levers.places import locals_of
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -97,7 +98,7 @@ def _is_called_by_generate(module: Any) -> bool:
     """Whether the call that is under way comes from the model's own `generate`."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
-        if frame.f_code.co_name == "generate" and frame.f_locals.get("self") is module:
+        if frame.f_code.co_name == "generate" and locals_of(frame).get("self") is module:
             return True
         frame = frame.f_back
     return False

@@ -4,6 +4,8 @@ import math
 from types import FrameType
 from typing import Any
 
+from flatout.levers.places import locals_of
+
 # Classes that know, by the beginning of their modules.
 _HUGGING_FACE, _LIGHTNING = "transformers.", ("lightning.pytorch.", "pytorch_lightning.")
 
@@ -11,7 +13,7 @@ _HUGGING_FACE, _LIGHTNING = "transformers.", ("lightning.pytorch.", "pytorch_lig
 def updates_planned(frame: FrameType | None) -> int | None:
     """Asked once, from inside of an update; None for a script with a loop of its own."""
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = locals_of(frame).get("self")
         planned = _planned_by(owner) if owner is not None else None
         if planned is not None:
             return planned

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, clock, undo_all, unseen
+from flatout.levers.places import locals_of
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -215,7 +216,7 @@ def _really_under_way() -> list[int]:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename.endswith("optim/optimizer.py"):
-            found.append(id(frame.f_locals.get("self")))
+            found.append(id(locals_of(frame).get("self")))
         frame = frame.f_back
     return found[:0:-1]
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from flatout.levers.places import locals_of
+
 FACTS = {"shape", "size", "dim", "ndim", "numel", "device", "requires_grad"}
 _VIEWS = {"view", "reshape", "flatten", "transpose", "permute", "contiguous", "squeeze", "unsqueeze"}
 _SEES_ALL_NAMES = {"locals", "vars", "globals", "eval", "exec"}
@@ -38,7 +40,7 @@ def still_holds(checks: Checks, frame: FrameType) -> bool:
 def resolved(expression: ast.expr, frame: FrameType) -> Any:
     """What a name or a dotted name stands for in a frame, found without running any of the script's code."""
     if isinstance(expression, ast.Name):
-        return frame.f_locals.get(expression.id, frame.f_globals.get(expression.id, _MISSING))
+        return locals_of(frame).get(expression.id, frame.f_globals.get(expression.id, _MISSING))
     if isinstance(expression, ast.Attribute):
         owner = resolved(expression.value, frame)
         if isinstance(owner, types.ModuleType):

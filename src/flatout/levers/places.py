@@ -1,5 +1,6 @@
 """Where in the user's own source something happened."""
 
+import inspect
 import os
 import sys
 from types import FrameType
@@ -8,6 +9,25 @@ from typing import Any
 _OURS = __file__.rpartition("levers")[0]
 # Python's own library: `runpy` runs scripts, `contextlib` leaves their blocks.
 _PYTHONS_OWN = os.path.dirname(os.__file__)  # noqa: PTH120
+
+
+# The frame's own, the name for it here, and the argument of getrefcount.
+_REFERENCES = 3
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a function that is under way, or of a module, as a copy.
+
+    Until Python 3.13, asking a frame leaves a dictionary with it that lives as long as the function runs, and
+    keeps what the function has long let go of: the tensors of a step. Unless the script has it too, it is
+    emptied.
+    """
+    space = frame.f_locals
+    found = dict(space)
+    is_left_behind = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(space, dict)
+    if is_left_behind and sys.getrefcount(space) <= _REFERENCES:
+        space.clear()
+    return found
 
 
 def is_users_file(file: str) -> bool:

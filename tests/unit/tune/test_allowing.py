@@ -23,7 +23,12 @@ OLD_GPU = JobFacts(
 NEW_GPU = dataclasses.replace(OLD_GPU, capability=(9, 0))
 
 
+INFERS = dataclasses.replace(NEW_GPU, habits={**NEW_GPU.habits, "infers": True, "linears": 3})
+
+
 def job_for(lever: str) -> JobFacts:
+    if lever.endswith("-weights"):
+        return INFERS
     return OLD_GPU if lever == "fp16" else NEW_GPU
 
 

@@ -4,15 +4,13 @@ Their variables are not among what Python's collector can find: it does not look
 """
 
 import dataclasses
-import inspect
 import sys
 from types import CodeType, FrameType
 
+from flatout.levers.places import locals_of
 from flatout.records.memory_growth import HolderKind
 
 _OURS = (__file__.rpartition("inside")[0], "<flatout")
-# To the copy of a function's variables: the function's own, ours, and the count's.
-_REFERENCES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +51,7 @@ def variable(name: str, code: CodeType) -> Name:
 
 def variables(frame: FrameType) -> list[tuple[str, int]]:
     """Names and addresses of what they stand for."""
-    space = frame.f_locals
-    found = [(name, id(value)) for name, value in list(space.items())]
-    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(space, dict)
-    if is_copy and sys.getrefcount(space) <= _REFERENCES:
-        # Until Python 3.13 it lives as long as the function runs: unless the script has it, too, it is
-        # emptied, or it would keep what the function lets go of.
-        space.clear()
-    return found
+    return [(name, id(value)) for name, value in locals_of(frame).items()]
 
 
 def lines_of(code: CodeType) -> tuple[int, int]:

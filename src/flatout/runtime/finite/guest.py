@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers.places import locals_of
 from flatout.records.atomic import write_atomically
 from flatout.records.errors import EXIT_JOB
 from flatout.records.finite import NOT_FINITE_FILE, Diagnosis
@@ -153,7 +154,7 @@ class FiniteUpdates:
         while frame is not None:
             code = frame.f_code
             if code.co_name == "wrapper" and code.co_filename.endswith("optim/optimizer.py"):
-                found += frame.f_locals.get("self") is optimizer
+                found += locals_of(frame).get("self") is optimizer
             frame = frame.f_back
         return found > 1
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from flatout.levers.places import locals_of
+
 # How far into objects, and at how many of them, is looked.
 _DEEPEST = 6
 _MOST = 200_000
@@ -43,8 +45,8 @@ def look_around(torch: Any, frame: FrameType | None) -> Found:
         name = f"{Path(one.f_code.co_filename).name}:{one.f_code.co_name}"
         seen[name] = count = seen.get(name, 0) + 1
         name = name if count == 1 else f"{name}#{count}"
-        if one.f_locals is not one.f_globals:
-            walk.names(dict(one.f_locals), name)
+        if one.f_code.co_name != "<module>":
+            walk.names(locals_of(one), name)
         walk.names(one.f_globals, Path(one.f_code.co_filename).name)
     return walk.done()
 
