@@ -50,6 +50,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "export-model": CommandEntry(
         "flatout.cli.export_model", "A module as a package that runs without its Python code."
     ),
+    "serve": CommandEntry("flatout.cli.serve", "Optimized inference behind HTTP."),
+    "bench": CommandEntry("flatout.cli.bench", "Load a server: latency, throughput, and where its knee is."),
     "gpus": CommandEntry("flatout.cli.gpus", "GPUs that people use: rated peaks, memory, price."),
     "report": CommandEntry("flatout.cli.report", "List saved runs, or read one again, on any machine."),
     "explain": CommandEntry(

@@ -1,0 +1,1 @@
+"""A model behind HTTP: batches of requests as they come, limits that hold, answers for all accepted."""

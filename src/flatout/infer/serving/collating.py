@@ -1,0 +1,124 @@
+"""Items to one call of the model and back: stacked, padded to a few lengths, cut to what belongs to each."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.infer.serving.loading import Served
+from flatout.infer.serving.specs import TensorSpec
+from flatout.infer.serving.wire import Item
+
+# Lengths are padded to the next of so many between two powers of two: an eighth is wasted at most.
+_STEPS = 4
+OUTPUT = "output"
+
+
+class Runner:
+    """Calls a model with batches; a batch holds items of one key."""
+
+    def __init__(self, served: Served, pads: Mapping[str, float] | None = None) -> None:
+        self.served = served
+        # What each input is padded with; empty: only items of the same shape share a batch.
+        self.pads = dict(pads or {})
+        # Batches that the model takes; empty: any.
+        self.sizes: tuple[int, ...] = ()
+        # Dimensions of outputs that are as long as one of an input is, to be cut with it.
+        self.follows: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def key(self, item: Item) -> Hashable:
+        """Items with the same key fit into one batch."""
+        return tuple(self._shape(spec, item[spec.name].shape) for spec in self.served.specs if spec.varies)
+
+    def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
+        """The outputs of each item, by name."""
+        if not self.served.specs:
+            results = self.served.call(list(items))
+            return [{OUTPUT: result} for result in results]
+        count = len(items)
+        inputs = {spec.name: self._stacked(spec, items) for spec in self.served.specs}
+        outputs = self.called(inputs)
+        arrays = {name: _numpy(value) for name, value in outputs.items()}
+        return [
+            {name: self._own(name, array[row], items[row]) for name, array in arrays.items()}
+            for row in range(count)
+        ]
+
+    @torch.inference_mode()
+    def called(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The model's outputs by name, each with the batch first."""
+        made = self.served.call(**inputs) if self.served.by_name else self.served.call(*inputs.values())
+        size = next(iter(inputs.values())).shape[0]
+        return _by_name(made, size)
+
+    def padded_size(self, count: int) -> int:
+        """The batch that so many items go into."""
+        return next((size for size in self.sizes if size >= count), count)
+
+    def _shape(self, spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...]:
+        if not self.pads:
+            return tuple(shape)
+        return tuple(
+            min(size.most, bucket(length)) if size.varies else length
+            for size, length in zip(spec.shape, shape, strict=True)
+        )
+
+    def _stacked(self, spec: TensorSpec, items: Sequence[Item]) -> torch.Tensor:
+        arrays = [item[spec.name] for item in items]
+        shape = self._shape(spec, arrays[0].shape) if spec.varies else arrays[0].shape
+        whole = np.empty((self.padded_size(len(items)), *shape), dtype=spec.numpy_dtype)
+        if spec.varies and self.pads:
+            whole.fill(self.pads.get(spec.name, 0))
+        for row, array in enumerate(arrays):
+            whole[row][tuple(slice(length) for length in array.shape)] = array
+        whole[len(items) :] = whole[0]
+        tensor = torch.from_numpy(whole)
+        if self.served.device.type == "cuda":
+            tensor = tensor.pin_memory().to(self.served.device, non_blocking=True)
+        return tensor.to(getattr(torch, spec.dtype)) if spec.dtype == "bfloat16" else tensor
+
+    def _own(self, name: str, value: Any, item: Item) -> Any:
+        for (output, dimension), (source, along) in self.follows.items():
+            if output == name:
+                value = value[(*(slice(None),) * dimension, slice(item[source].shape[along]))]
+        return value
+
+
+def bucket(length: int) -> int:
+    """The length that this one is padded to."""
+    if length <= 2 * _STEPS:
+        return 1 << (length - 1).bit_length()
+    step = 1 << (math.ceil(math.log2(length)) - 1) >> int(math.log2(_STEPS))
+    return -(-length // step) * step
+
+
+def _by_name(made: Any, size: int) -> dict[str, Any]:
+    """What a model returned, as outputs with the batch first; raises TypeError."""
+    if isinstance(made, torch.Tensor):
+        found: dict[str, Any] = {OUTPUT: made}
+    elif isinstance(made, Mapping):
+        found = {str(name): value for name, value in made.items() if value is not None}
+    elif isinstance(made, tuple | list) and made and all(isinstance(one, torch.Tensor) for one in made):
+        found = {f"{OUTPUT}{number}": one for number, one in enumerate(made)}
+    else:
+        found = {OUTPUT: made}
+    for name, value in found.items():
+        length = (
+            value.shape[0]
+            if isinstance(value, torch.Tensor) and value.dim()
+            else len(value)
+            if isinstance(value, list | tuple)
+            else None
+        )
+        if length != size:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(f"{name} of {what} for a batch of {size}: one row for each item is expected")
+    return found
+
+
+def _numpy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()

@@ -1,0 +1,128 @@
+"""Connections: slow and idle ones are ended, and at the end each that brought a request gets its answer."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from flatout.infer.serving.door import Door
+from flatout.records.errors import CallerMistake, EnvironmentProblem
+from flatout.records.serving import ServeOrder
+
+_KEEP_ALIVE_S = 30
+# Clients that have just connected, or been told to go, get this long to say what they want.
+_LAST_WORD_S = 0.5
+_BACKLOG = 2048
+
+
+class Connection(HttpToolsProtocol):
+    """A client's; one that does not get to the end of its headers in time is let go."""
+
+    header_timeout_s = 10.0
+
+    def connection_made(self, transport: Any) -> None:
+        """The clock starts with the connection."""
+        super().connection_made(transport)
+        self._late: asyncio.TimerHandle | None = None
+        self._expect_headers()
+
+    def on_message_begin(self) -> None:
+        """A further request: its headers have as long."""
+        super().on_message_begin()
+        if self._late is None:
+            self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """They are here."""
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there to be late."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server is about to end: what is in its way here is still answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(_LAST_WORD_S, self._end_if_idle)
+        else:
+            self.cycle.keep_alive = False
+
+    def _end_if_idle(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _expect_headers(self) -> None:
+        self._late = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _stop_clock(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class Front(uvicorn.Server):
+    """uvicorn, told by us when to end: a signal is no failure here."""
+
+    def __init__(self, door: Door, order: ServeOrder) -> None:
+        # A class of its own, as uvicorn makes the objects.
+        protocol = type("LimitedConnection", (Connection,), {"header_timeout_s": order.header_timeout_s})
+        super().__init__(
+            uvicorn.Config(
+                door,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_level="error",
+                log_config=None,
+                server_header=False,
+                limit_concurrency=order.connections,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(order.drain_s)),
+                backlog=_BACKLOG,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: the process listens itself."""
+        yield
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that is ours, before anything slow begins; raises CallerMistake or EnvironmentProblem."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise CallerMistake(
+            f"--host {host}: {error}", expected="an address of this machine", remedy="--host 127.0.0.1"
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise EnvironmentProblem(
+            f"port {port} of {host} cannot be had: {error.strerror or error}",
+            expected="a port that nobody listens on",
+            remedy="--port 0 takes any free one",
+        ) from error
+    sock.setblocking(False)
+    return sock

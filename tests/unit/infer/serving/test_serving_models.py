@@ -1,0 +1,197 @@
+"""Models made ready: loaded, proven, measured."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.infer.serving.collating import Runner, bucket
+from flatout.infer.serving.loading import Served, load
+from flatout.infer.serving.proving import Proof, example_item, prove
+from flatout.infer.serving.sizing import sized
+from flatout.infer.serving.specs import parsed
+from flatout.records.errors import CallerMistake, JobFailed
+
+CPU = torch.device("cpu")
+
+
+def runner(call: Any, *specs: str, **pads: float) -> Runner:
+    made = tuple(map(parsed, specs))
+    return Runner(Served(name="it", call=call, specs=made, device=CPU, by_name=False), pads)
+
+
+class Mean(nn.Module):
+    """With a mask, padding changes nothing; without one it does."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.table, self.masked = nn.Embedding(10, 4), masked
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        weights = (ids > 0).float()[..., None] if self.masked else torch.ones(*ids.shape, 1)
+        seen = self.table(ids) * weights
+        return {"mean": seen.sum(1) / weights.sum(1).clamp_min(1), "each": seen}
+
+
+def test_items_of_one_batch_get_their_own_rows() -> None:
+    one = runner(lambda x: (x.sum(1), x * 2), "x:float32[3]")
+    results = one([{"x": np.full(3, value, np.float32)} for value in (1, 2)])
+    assert [float(result["output0"]) for result in results] == [3, 6]
+    assert results[1]["output1"].tolist() == [4, 4, 4]
+
+
+def test_padding_is_cut_from_the_answers_and_kept_where_they_stay_the_same() -> None:
+    torch.manual_seed(0)
+    one = runner(Mean(masked=True).eval(), "ids:int64[1-64]", ids=0)
+    one.served.examples["ids"] = torch.randint(1, 10, (1, 64))
+    assert prove(one).notes == ()
+    short, long = np.arange(1, 6), np.arange(1, 8)
+    assert one.key({"ids": short}) == one.key({"ids": long})
+    together = one([{"ids": short}, {"ids": long}])
+    alone = one([{"ids": short}])[0]
+    assert together[0]["each"].shape == (5, 4)
+    assert together[1]["each"].shape == (7, 4)
+    assert np.allclose(together[0]["mean"], alone["mean"], atol=1e-6)
+
+
+def test_padding_that_changes_answers_is_not_done() -> None:
+    torch.manual_seed(0)
+    one = runner(Mean(masked=False).eval(), "ids:int64[1-64]", ids=0)
+    (note,) = prove(one).notes
+    assert "no padding: it changes answers" in note
+    assert one.key({"ids": np.arange(5)}) != one.key({"ids": np.arange(7)})
+
+
+def test_a_model_that_mixes_items_is_served_one_by_one() -> None:
+    mixed = runner(lambda x: x - x.mean(0), "x:float32[4]")
+    proof = prove(mixed)
+    assert not proof.batches
+    assert "items change each other's answers" in proof.notes[0]
+    assert sized(mixed, proof, most=64, latency_s=None, queue=None, wait_s=None).most == 1
+
+
+def test_a_model_for_one_size_of_batch_gets_that_size() -> None:
+    def only_four(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] != 4:
+            raise RuntimeError("expected a batch of 4")
+        return x * 2
+
+    one = runner(only_four, "x:float32[2]")
+    proof = prove(one)
+    assert one.sizes == (4,)
+    assert "batches of 4 alone" in proof.notes[0]
+    assert [result["output"].tolist() for result in one([{"x": np.ones(2, np.float32)}] * 3)] == [[2, 2]] * 3
+    assert sized(one, proof, most=64, latency_s=None, queue=None, wait_s=None).most == 4
+
+
+def test_a_model_that_cannot_be_called_is_told_with_its_own_words() -> None:
+    with pytest.raises(JobFailed, match="mat1 and mat2"):
+        prove(runner(nn.Linear(3, 1), "x:float32[4]"))
+    with pytest.raises(JobFailed, match="one row for each item"):
+        prove(runner(lambda x: x.sum(), "x:float32[4]"))
+
+
+def test_the_size_stops_where_memory_does_and_where_latency_does() -> None:
+    def small(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 8:
+            raise torch.OutOfMemoryError("out of memory")
+        return x
+
+    found = sized(
+        runner(small, "x:float32[2]"), Proof(True, ()), most=64, latency_s=None, queue=None, wait_s=None
+    )
+    assert max(one.batch for one in found.tried) == 8
+    limited = sized(
+        runner(lambda x: x, "x:float32[2]"), Proof(True, ()), most=2, latency_s=None, queue=7, wait_s=0.5
+    )
+    assert max(one.batch for one in limited.tried) == 2
+    assert (limited.queue, limited.wait_s) == (7, 0.5)
+    assert limited.latency_limit_s >= 0.25
+
+
+def test_the_queue_holds_what_the_latency_allows() -> None:
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        torch.zeros(1).add_(1)
+        import time
+
+        time.sleep(0.02)
+        return x
+
+    found = sized(
+        runner(slow, "x:float32[2]"), Proof(True, ()), most=4, latency_s=0.2, queue=None, wait_s=None
+    )
+    took = next(one.seconds for one in found.tried if one.batch == found.most)
+    assert found.queue == max(1, int(0.2 / took) - 1) * found.most
+
+
+@pytest.mark.parametrize(
+    ("length", "padded"), [(1, 1), (3, 4), (8, 8), (9, 10), (17, 20), (100, 112), (512, 512), (513, 640)]
+)
+def test_lengths_go_to_a_few_buckets(length: int, padded: int) -> None:
+    assert bucket(length) == padded
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = before[0]
+    for name in set(sys.modules) - before[1]:
+        if name.startswith("served_"):
+            del sys.modules[name]
+
+
+def test_a_factory_tells_its_inputs_by_examples(project: Path) -> None:
+    (project / "served_a.py").write_text(
+        textwrap.dedent("""
+            import torch
+            def plain(): return torch.nn.Linear(4, 2), (torch.randn(1, 4),)
+            def named(): return (lambda a, b: a + b), {"a": torch.ones(1, 2), "b": torch.ones(1, 2).long()}
+            def bare(): return torch.nn.Linear(4, 2)
+            def function(): return lambda texts: [text.upper() for text in texts]
+            def number(): return 3
+            def broken(): raise RuntimeError("no weights")
+        """)
+    )
+    plain = load("served_a:plain", (), "cpu")
+    assert list(map(str, plain.specs)) == ["input:float32[4]"]
+    named = load("served_a:named", (), "cpu")
+    assert list(map(str, named.specs)) == ["a:float32[2]", "b:int64[2]"]
+    one = Runner(named)
+    assert one([example_item(one)])[0]["output"].tolist() == [2, 2]
+    assert Runner(load("served_a:function", (), "cpu"))(["ab", "c"]) == [{"output": "AB"}, {"output": "C"}]
+    assert load("served_a:bare", ("x:float32[4]",), "cpu").specs[0].name == "x"
+    for target, words in (
+        ("bare", "without example inputs"),
+        ("number", "returned int"),
+        ("plian", "did you mean"),
+    ):
+        with pytest.raises(CallerMistake, match=words):
+            load(f"served_a:{target}", (), "cpu")
+    with pytest.raises(JobFailed, match="no weights"):
+        load("served_a:broken", (), "cpu")
+    with pytest.raises(CallerMistake, match="names nothing to serve"):
+        load("served_a", (), "cpu")
+
+
+def test_a_torchscript_file_is_served(project: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        torch.jit.trace(nn.Linear(3, 2), torch.randn(1, 3)).save("it.pt")
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        served = load("it.pt", ("x:float32[3]",), "cpu")
+    assert prove(Runner(served)).batches
+    (project / "bad.pt").write_bytes(b"nothing")
+    with (
+        pytest.raises(CallerMistake, match="cannot be loaded"),
+        pytest.warns(DeprecationWarning, match="torch.jit"),
+    ):
+        load("bad.pt", ("x:float32[3]",), "cpu")
+    with pytest.raises(CallerMistake, match="does not say what its inputs are"):
+        load("it.pt", (), "cpu")
