@@ -76,7 +76,7 @@ class Output:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """`90`, `90s`, `5m`, `1h` or `2d`, as seconds."""
+    """`90`, `50ms`, `90s`, `5m`, `1h` or `2d`, as seconds."""
 
     name = "duration"
 
@@ -84,11 +84,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         """Seconds."""
         if isinstance(value, int | float):
             return float(value)
-        number, unit = (value[:-1], value[-1]) if value[-1:] in "smhd" and len(value) > 1 else (value, "s")
+        units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
+        number = value.rstrip("smhd")
         try:
-            seconds = float(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
-        except ValueError:
-            self.fail(f"{value!r} is no duration: 90s, 5m and 1h are", param, ctx)
+            seconds = float(number) * units[value[len(number) :]]
+        except (KeyError, ValueError):
+            self.fail(f"{value!r} is no duration: 50ms, 90s, 5m and 1h are", param, ctx)
         if not seconds > 0:
             self.fail("it must be more than nothing", param, ctx)
         return seconds
