@@ -422,6 +422,12 @@ class Session:
         """Where this process leaves what it has seen."""
         return self._running_writer().folder
 
+    def write_now(self) -> Path:
+        """Write down what was seen so far; where."""
+        writer = self._running_writer()
+        writer.write_now()
+        return writer.folder
+
     def _running_writer(self) -> EventWriter:
         if self._writer is None:
             folder = Path(self.order.folder) / RANKS_FOLDER / f"{self.rank_and_world_size()[0]}-{self._pid}"

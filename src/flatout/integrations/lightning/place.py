@@ -1,0 +1,65 @@
+"""Where a training of Lightning stands, beyond what its checkpoints hold: its data, and random numbers.
+
+Lightning asks a loader with `state_dict()` for its place, and warns of others that they begin a pass anew.
+States are kept as tensors and text: its checkpoints are read without unpickling anything else.
+"""
+
+import json
+from typing import Any
+
+from flatout.runtime.checkpoint.plain import Apart, Together
+from flatout.runtime.checkpoint.position import Loader
+
+
+def resumable(loader: Any) -> "ResumableLoader":
+    """A DataLoader of which Lightning's checkpoints keep the place: training goes on with the next batch.
+
+        trainer.fit(module, resumable(loader))
+
+    Under several ranks give it a DistributedSampler of your own: Lightning puts one into plain DataLoaders only.
+    """
+    return ResumableLoader(loader)
+
+
+class ResumableLoader:
+    """What Lightning sees of it; what is not here is the loader's own."""
+
+    def __init__(self, loader: Any) -> None:
+        import torch
+
+        self._follower = Loader(torch, loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_follower"], name)
+
+    def __len__(self) -> int:
+        return len(self._follower)
+
+    def __iter__(self) -> Any:
+        return iter(self._follower)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands: between two batches."""
+        return packed(self._follower.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass begins there."""
+        self._follower.load_state_dict(unpacked(state))
+
+
+def packed(state: dict[str, Any]) -> dict[str, Any]:
+    """Plain data as text and tensors."""
+    import torch
+
+    apart = Apart(torch)
+    plain = apart.take({"state": state})
+    return {"plain": json.dumps(plain), "tensors": {json.dumps(ref): one for ref, one in apart.tensors.items()}}
+
+
+def unpacked(kept: dict[str, Any]) -> dict[str, Any]:
+    """What `packed` was given."""
+    import torch
+
+    tensors = {tuple(json.loads(ref)): one for ref, one in kept["tensors"].items()}
+    state: dict[str, Any] = Together(torch, lambda ref: tensors[ref]).state(json.loads(kept["plain"]))["state"]
+    return state
