@@ -128,6 +128,11 @@ class Companion:
             current().leave()
         self._listens = False
 
+    @property
+    def may_apply(self) -> bool:
+        """Whether levers are ours to apply: no session of Flatout's watches this process."""
+        return armed_session() is None or bool(_companions)
+
     # While it trains
 
     @property

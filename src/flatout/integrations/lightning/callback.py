@@ -7,9 +7,9 @@ from typing import Any
 
 from flatout.integrations.companion import Companion
 from flatout.integrations.guarded import guarded, tell
-from flatout.integrations.lightning.place import packed, unpacked
 from flatout.integrations.lightning.switches import held_by
 from flatout.integrations.missing import library
+from flatout.integrations.packing import packed, unpacked
 from flatout.integrations.settings import plan_of
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.plan import Plan
@@ -59,6 +59,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         self._random: dict[int, dict[str, Any]] | None = None
         self._updates = 0
         self._saved_at: int | None = None
+        self._is_stopping = False
 
     @property
     def levers(self) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The model is on its device, optimizers exist, and what a checkpoint held was loaded."""
-        self._updates, self._saved_at = trainer.global_step, None
+        self._updates, self._saved_at, self._is_stopping = trainer.global_step, None, False
         ranks = {"rank": trainer.global_rank, "ranks": trainer.world_size}
         self._companion.begin(trainer.optimizers, held_by(trainer, self._plan), **ranks)
         if self._random is not None and trainer.global_rank in self._random:
@@ -92,7 +93,14 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
             return
         self._updates = trainer.global_step
         self._log(trainer)
-        if self._is_asked():
+        self._is_stopping = self._is_stopping or bool(self._is_asked())
+        # Between the last batch of an epoch and its end Lightning validates: it could not come back to here.
+        if self._is_stopping and not trainer.is_last_batch:
+            self._stop(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The epoch is validated, too."""
+        if self._is_stopping:
             self._stop(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -1,13 +1,11 @@
 """Where a training of Lightning stands, beyond what its checkpoints hold: its data, and random numbers.
 
 Lightning asks a loader with `state_dict()` for its place, and warns of others that they begin a pass anew.
-States are kept as tensors and text: its checkpoints are read without unpickling anything else.
 """
 
-import json
 from typing import Any
 
-from flatout.runtime.checkpoint.plain import Apart, Together
+from flatout.integrations.packing import packed, unpacked
 from flatout.runtime.checkpoint.position import Loader
 
 
@@ -43,23 +41,8 @@ class ResumableLoader:
         return packed(self._follower.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next pass begins there."""
-        self._follower.load_state_dict(unpacked(state))
-
-
-def packed(state: dict[str, Any]) -> dict[str, Any]:
-    """Plain data as text and tensors."""
-    import torch
-
-    apart = Apart(torch)
-    plain = apart.take({"state": state})
-    return {"plain": json.dumps(plain), "tensors": {json.dumps(ref): one for ref, one in apart.tensors.items()}}
-
-
-def unpacked(kept: dict[str, Any]) -> dict[str, Any]:
-    """What `packed` was given."""
-    import torch
-
-    tensors = {tuple(json.loads(ref)): one for ref, one in kept["tensors"].items()}
-    state: dict[str, Any] = Together(torch, lambda ref: tensors[ref]).state(json.loads(kept["plain"]))["state"]
-    return state
+        """The next pass begins there. Of one that was over, Lightning asks for nothing more."""
+        kept = unpacked(state)
+        if kept["is_over"]:
+            kept |= {"batches": 0, "passes": kept["passes"] + 1, "is_over": False}
+        self._follower.load_state_dict(kept)
