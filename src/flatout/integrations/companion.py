@@ -173,7 +173,11 @@ class Companion:
 
     def stop_requested(self) -> bool:
         """Whether to save and stop now; all ranks must ask, after each update."""
-        return not self._is_left_to_others() and stop_requested()
+        try:
+            return not self._is_left_to_others() and stop_requested()
+        except Exception:
+            current().leave()  # a signal that nobody answers must do what it would do without us
+            raise
 
     def stopped(self) -> Stopped:
         """How the process ends after the training was saved: with the signal's code."""

@@ -24,7 +24,7 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def save(accelerator: Any, folder: Path, step: int, own: dict[str, Any], *, keep: int) -> Path:
-    """Save everything that was prepared, and `own` of each rank; all of them must call it. Keeps the newest."""
+    """Save what was prepared, and `own` of each rank, all of which must call it; the newest are kept."""
     place, under_way = folder / f"step-{step}", folder / f".step-{step}.part"
     if accelerator.is_main_process:
         shutil.rmtree(under_way, ignore_errors=True)

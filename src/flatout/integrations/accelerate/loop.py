@@ -1,7 +1,7 @@
 """`Flatout(accelerator)`: what a loop with an Accelerator calls at its few fixed places."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flatout.records.plan import Plan
 
 
 class Flatout:
-    """Applies a plan to a loop with an Accelerator, logs what steps cost, and answers signals with a checkpoint.
+    """Applies a plan around an Accelerator, logs what steps cost, and answers signals with a checkpoint.
 
         with Flatout(accelerator, "flatout.toml", checkpoints="kept") as flat:
             model, optimizer, loader = flat.prepare(model, optimizer, loader)
@@ -33,9 +33,9 @@ class Flatout:
     step time, rates, data wait, memory and, with a plan that knows it, MFU, every `log_every` updates; the
     profile of the training lies in `folder`/runs afterwards.
 
-    With `checkpoints`, a folder, `step` saves there every `every` updates, and when a SIGTERM, SIGINT or SIGUSR1
-    came: then the process leaves with the signal's code (`flatout.Stopped`), or with `leave=False` `step` returns
-    True, and the loop should end. The `keep` newest stay.
+    With `checkpoints`, a folder, `step` saves there every `every` updates, and when a SIGTERM, SIGINT or
+    SIGUSR1 came: then the process leaves with the signal's code (`flatout.Stopped`), or with `leave=False`
+    `step` returns True, and the loop should end. The `keep` newest stay.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Flatout:
     # Beginning and ending
 
     def prepare(self, *objects: Any) -> Any:
-        """`accelerator.prepare`, with the plan: loaders get its settings before, the rest comes on with training."""
+        """`accelerator.prepare`, with the plan: loaders get its settings, the rest comes on with training."""
         held = held_by(self._accelerator)
-        made = [self._with_settings(one, held) for one in objects]
+        made = self._made_anew(objects) or [(one, False) for one in objects]
         prepared = self._accelerator.prepare(*(one for one, _ in made))
         done = {**held.done, **({"loader": "made anew"} if any(anew for _, anew in made) else {})}
         optimizers = [one for one in objects if hasattr(one, "param_groups") and hasattr(one, "step")]
@@ -93,20 +93,23 @@ class Flatout:
         place = {"rank": accelerator.process_index, "ranks": accelerator.num_processes}
         self._companion.begin(optimizers, held, **place)
 
-    def _with_settings(self, one: Any, held: Held) -> tuple[Any, bool]:
+    @guarded
+    def _made_anew(self, objects: Sequence[Any]) -> list[tuple[Any, bool]]:
+        """Loaders with the plan's settings, and whether they are."""
         from torch.utils.data import DataLoader
 
-        wanted = (
-            [choice for choice in self._plan.levers if choice.id == "loader"]
-            if self._plan is not None
-            else []
-        )
-        if not wanted or not isinstance(one, DataLoader) or not self._companion.may_apply:
-            return one, False
-        loader, refusal = loader_with(one, wanted[0].settings)
-        if refusal:
-            tell(f"loader is not applied: {refusal}")
-        return loader, not refusal
+        levers = self._plan.levers if self._plan is not None and self._companion.may_apply else ()
+        wanted = next((choice.settings for choice in levers if choice.id == "loader"), None)
+        made = []
+        for one in objects:
+            if wanted is None or not isinstance(one, DataLoader):
+                made.append((one, False))
+                continue
+            loader, refusal = loader_with(one, wanted)
+            if refusal:
+                tell(f"loader is not applied: {refusal}")
+            made.append((loader, not refusal))
+        return made
 
     def __enter__(self) -> "Flatout":
         return self
@@ -162,7 +165,7 @@ class Flatout:
             if asked and self._accelerator.is_main_process:
                 tell(f"saved {place}; start it again to go on")
         self._is_stopping = self._is_stopping or asked
-        if asked and self._leave and self._checkpoints is not None:
+        if asked and self._leave:
             raise self._companion.stopped()
         return self._is_stopping
 

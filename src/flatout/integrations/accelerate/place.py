@@ -12,8 +12,8 @@ class Place:
     """Passes that are over, and batches of this one that the loop has had.
 
     What a pass draws its order from is kept as it was when the pass began: Accelerate's own
-    `skip_first_batches` then leaves out what the loop has had. Accelerate fetches a batch ahead, so a data set
-    that draws random numbers in the process that trains draws others for the first two batches after that.
+    `skip_first_batches` then leaves out what the loop has had. Accelerate fetches a batch ahead, so a data
+    set that draws random numbers in the process that trains draws others for the first two batches then.
     """
 
     def __init__(self, torch: Any, accelerator: Any) -> None:

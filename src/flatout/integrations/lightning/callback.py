@@ -32,13 +32,13 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
 
         trainer = Trainer(..., callbacks=[FlatoutCallback("flatout.toml")])
 
-    `plan` is what `flatout tune` found; without one nothing is changed. With `watch`, the Trainer's loggers get
-    step time, rates, data wait, memory and, with a plan that knows it, MFU, every `log_every_n_steps` updates;
-    the profile of the training lies in `folder`/runs afterwards.
+    `plan` is what `flatout tune` found; without one nothing is changed. With `watch`, the Trainer's loggers
+    get step time, rates, data wait, memory and, with a plan that knows it, MFU, every `log_every_n_steps`
+    updates; the profile of the training lies in `folder`/runs afterwards.
 
     A SIGTERM, SIGINT or SIGUSR1 is answered after the update that is under way: the Trainer saves to
-    `checkpoints` (by default where its ModelCheckpoint does), `should_stop` is set, and the process leaves with
-    the signal's code (`flatout.Stopped`); with `leave=False` Lightning ends its loop by itself. Every
+    `checkpoints` (by default where its ModelCheckpoint does), `should_stop` is set, and the process leaves
+    with the signal's code (`flatout.Stopped`); with `leave=False` Lightning ends its loop by itself. Every
     checkpoint keeps random numbers, too. What goes wrong in here is told once, and training goes on.
     """
 
@@ -140,7 +140,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         return self._companion.stop_requested()
 
     def _stop(self, trainer: Any) -> None:
-        is_saved = self._save(trainer)
+        is_saved = self._saved_at == trainer.global_step or self._save(trainer)
         trainer.should_stop = True
         if self._leave and is_saved:
             raise self._companion.stopped()

@@ -14,7 +14,7 @@ def resumable(loader: Any) -> "ResumableLoader":
 
         trainer.fit(module, resumable(loader))
 
-    Under several ranks give it a DistributedSampler of your own: Lightning puts one into plain DataLoaders only.
+    Under several ranks give it a DistributedSampler: Lightning puts one into plain DataLoaders only.
     """
     return ResumableLoader(loader)
 
