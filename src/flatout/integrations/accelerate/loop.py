@@ -1,6 +1,5 @@
 """`Flatout(accelerator)`: what a loop with an Accelerator calls at its few fixed places."""
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,7 @@ class Flatout:
         leave: bool = True,
         folder: str | Path = PROJECT_FOLDER,
     ) -> None:
-        if importlib.util.find_spec("accelerate") is None:
-            library("accelerate", wanted_for="flatout.integrations.accelerate")
+        library("accelerate", wanted_for="flatout.integrations.accelerate")
         import torch
 
         self._accelerator = accelerator

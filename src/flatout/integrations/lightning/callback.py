@@ -1,6 +1,5 @@
 """The callback for Lightning's Trainer."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from flatout.integrations.lightning.switches import held_by
 from flatout.integrations.missing import library
 from flatout.integrations.packing import packed, unpacked
 from flatout.integrations.settings import plan_of
+from flatout.records.errors import EnvironmentProblem
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.plan import Plan
 from flatout.runtime.checkpoint.random_states import put_back, random_states
@@ -20,11 +20,18 @@ _HOMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _bases() -> tuple[Any, ...]:
-    homes = [home for home in _HOMES if home in sys.modules]
-    if not homes:
-        homes = [home for home in _HOMES if importlib.util.find_spec(home.partition(".")[0])][:1]
-    found = [library(home, wanted_for="flatout.integrations.lightning") for home in homes or _HOMES[:1]]
-    return tuple(one.Callback for one in found)
+    loaded = [sys.modules[home] for home in _HOMES if home in sys.modules]
+    return tuple(one.Callback for one in loaded or [_either()])
+
+
+def _either() -> Any:
+    try:
+        return library(_HOMES[0], wanted_for="flatout.integrations.lightning")
+    except EnvironmentProblem as first:
+        try:
+            return library(_HOMES[1], wanted_for="flatout.integrations.lightning")
+        except EnvironmentProblem:
+            raise first from None
 
 
 class FlatoutCallback(*_bases()):  # type: ignore[misc]
