@@ -158,3 +158,15 @@ def test_a_subclass_is_overridden_too(install: Install) -> None:
     install(num_workers=2)
     loader = Mine(DATA)
     assert (type(loader), loader.num_workers, loader.batch_size) == (Mine, 2, 3)
+
+
+def test_workers_that_live_on_leave_the_order_of_later_passes(install: Install) -> None:
+    def orders() -> list[list[float]]:
+        torch.manual_seed(5)
+        loader = DataLoader(DATA, batch_size=3, shuffle=True)
+        return [[float(one) for (batch,) in loader for one in batch] for _ in range(3)]
+
+    as_written = orders()
+    install(num_workers=1, persistent_workers=True)
+    assert orders() == as_written
+    assert as_written[0] != as_written[1]
