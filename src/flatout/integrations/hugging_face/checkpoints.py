@@ -63,4 +63,5 @@ def _is_whole_safetensors(path: Path) -> bool:
         except ValueError:
             return False
     ends: list[int] = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
-    return size == _LENGTH.size + length + max(ends, default=0)
+    whole: int = _LENGTH.size + length + max(ends, default=0)
+    return size == whole
