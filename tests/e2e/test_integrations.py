@@ -30,9 +30,11 @@ class Library:
     folder: Path
 
 
-def start(job: str, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(
+    job: str, *words: str, cwd: Path, by: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(JOBS / f"{job}_job.py"), *words],
+        [sys.executable, *by, str(JOBS / f"{job}_job.py"), *words],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment},
         capture_output=True,
@@ -141,3 +143,22 @@ def test_the_other_package_of_lightning_is_as_good(tmp_path: Path) -> None:
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["planned"] == seen["resumed"] == seen["unwell"] == seen["plain"]
     assert seen["figures"]
+
+
+@pytest.mark.full
+def test_ranks_of_which_one_is_told_stop_at_the_same_update(tmp_path: Path) -> None:
+    by = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    places = [tmp_path / name for name in ("whole", "two")]
+    for place in places:
+        place.mkdir()
+    assert start("accelerate", "life", cwd=places[0], by=by).returncode == 0
+    first = start("accelerate", "life", "5", cwd=places[1], by=by)
+    assert first.returncode != 0
+    assert [one.name for one in (places[1] / "out").iterdir()] == ["step-7"]
+    second = start("accelerate", "life", cwd=places[1], by=by)
+    assert second.returncode == 0, second.stderr
+    whole, two = (
+        {one.name: json.loads(one.read_text()) for one in place.glob("losses-*.json")} for place in places
+    )
+    assert whole.keys() == {"losses-0.json", "losses-1.json"}
+    assert two == whole

@@ -179,6 +179,11 @@ class Companion:
             current().leave()  # a signal that nobody answers must do what it would do without us
             raise
 
+    @property
+    def knows_of_a_signal(self) -> bool:
+        """Whether one came to this process, which will be answered after an update."""
+        return not self._is_left_to_others() and current().signal is not None
+
     def stopped(self) -> Stopped:
         """How the process ends after the training was saved: with the signal's code."""
         return Stopped(current().exit_code)

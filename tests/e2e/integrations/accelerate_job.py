@@ -80,10 +80,12 @@ def trained(losses, plan=None, *, terminated_in=0, bare=False, unwell=False, **o
                     scheduler.step()
                     optimizer.zero_grad()
                 losses.append(loss.item().hex())
-                if flat.updates + 1 == terminated_in and accelerator.sync_gradients:
+                is_told = accelerator.sync_gradients and accelerator.is_local_main_process
+                if flat.updates + 1 == terminated_in and is_told:
                     os.kill(os.getpid(), signal.SIGTERM)
                 if not bare and flat.step():
                     break
+    accelerator.end_training()
     return flat, model, tracker.rows
 
 

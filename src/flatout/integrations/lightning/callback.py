@@ -97,6 +97,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
     ) -> None:
         """Between two batches; where an update was made, all ranks may stop."""
         if trainer.global_step == self._updates:
+            self._put_off(trainer)
             return
         self._updates = trainer.global_step
         self._log(trainer)
@@ -141,6 +142,13 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         figures = self._companion.figures() if trainer.is_global_zero else {}
         for logger in trainer.loggers if figures else ():
             logger.log_metrics(figures, step=trainer.global_step)
+
+    @guarded
+    def _put_off(self, trainer: Any) -> None:
+        """For a SIGTERM Lightning ends between any two batches, and would lose gradients that add up."""
+        connector = getattr(trainer, "_signal_connector", None)
+        if self._companion.knows_of_a_signal and connector is not None and not trainer.is_last_batch:
+            connector.received_sigterm = False  # we have seen it, and stop after the update
 
     @guarded
     def _is_asked(self) -> bool:
