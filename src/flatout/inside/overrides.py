@@ -59,13 +59,19 @@ class LoaderOverride:
                 return real(loader, *args, **kwargs)
             changed = tap._changed(bound.arguments)
             decisions.append({"data_set": name, "applied": True, "settings": changed})
-            was_persistent = bound.arguments.get("persistent_workers", False)
+            is_ours = changed.get("persistent_workers") and not tap._is_the_scripts_wish(bound.arguments)
             bound.arguments.update(changed)
-            if changed.get("persistent_workers") and not was_persistent:
+            if is_ours:
                 tap._made_persistent.add(loader)
             return real(*bound.args, **bound.kwargs)
 
         return unseen(__init__)
+
+    def _is_the_scripts_wish(self, given: dict[str, Any]) -> bool:
+        """Whether workers live on as written; Accelerate makes loaders anew, with what the first has."""
+        if not given.get("persistent_workers", False):
+            return False
+        return all(one.dataset is not given["dataset"] for one in self._made_persistent)
 
     def _drawing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Each pass draws a seed for its workers; one whose workers live on would not, and shuffle anew."""
