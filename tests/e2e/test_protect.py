@@ -138,6 +138,31 @@ Trainer().run()
 )
 
 
+# A loop that fetches a batch before it needs it, as Accelerate's loaders do.
+AHEAD = (
+    DIES
+    + """
+from torch.utils.data import TensorDataset
+data = TensorDataset(torch.arange(40.0).view(40, 1).expand(40, 4) / 40, torch.arange(40) % 3)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def ahead():
+    batches = iter(loader)
+    current = next(batches)
+    for following in batches:
+        yield current
+        current = following
+    yield current
+for epoch in range(2):
+    for number, (x, y) in enumerate(ahead()):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print(f"{epoch}.{number} {loss.item()!r}", flush=True)
+        die_at(f"{epoch}.{number}")
+"""
+)
+
 # Two ranks, each with its own part of the data and its own random numbers.
 RANKS = (
     DIES
@@ -227,6 +252,7 @@ def test_killed_and_stopped_it_prints_writes_and_saves_what_it_would_have(
     [
         pytest.param(BY_HAND, ("10@9", "14@15"), id="by-hand", marks=pytest.mark.full),
         pytest.param(TWO, ("6@9",), id="two-optimizers", marks=pytest.mark.full),
+        pytest.param(AHEAD, ("0.4@9", "1.3@15"), id="fetches-ahead", marks=pytest.mark.full),
     ],
 )
 def test_other_shapes_go_on_as_they_would_have(

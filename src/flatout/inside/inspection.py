@@ -27,8 +27,9 @@ class Inspection:
         self._updates = updates
         self._calls: list[dict[str, Any]] = []
         self._names: dict[int, str] = {}
-        self._parameters: dict[str, dict[str, Any]] = {}
-        self._sums: dict[str, Any] = {}
+        # By the parameter's id: its name may be known later, where updates call the model themselves.
+        self._parameters: dict[int, dict[str, Any]] = {}
+        self._sums: dict[int, Any] = {}
 
     def called(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         """A root was called for training."""
@@ -71,6 +72,7 @@ class Inspection:
     def write(self, folder: Path) -> None:
         """Leave what was seen in the run folder."""
         self._see_what_changed()
+        self._name_all()
         whole = {"calls": self._calls, "parameters": list(self._parameters.values())}
         fresh = folder / f".{INSPECTION_FILE}.tmp"
         fresh.write_text(json.dumps(whole, default=str))
@@ -84,12 +86,17 @@ class Inspection:
                 clean = name.removeprefix("module.").removeprefix("_orig_mod.")
                 self._names.setdefault(id(parameter), prefix + clean)
 
+    def _name_all(self) -> None:
+        self._learn_names()
+        for key, entry in self._parameters.items():
+            entry["name"] = self._names.get(key) or f"(in no module) {tuple(entry['shape'])}"
+
     def _entry(self, parameter: Any) -> dict[str, Any]:
-        name = self._names.get(id(parameter)) or f"(in no module) {tuple(parameter.shape)}"
-        entry = self._parameters.get(name)
+        key = id(parameter)
+        entry = self._parameters.get(key)
         if entry is None:
-            entry = self._parameters[name] = {
-                "name": name,
+            entry = self._parameters[key] = {
+                "name": "",
                 "shape": list(parameter.shape),
                 "dtype": _word(parameter.dtype),
                 "device": str(parameter.device),
@@ -101,7 +108,7 @@ class Inspection:
                 "updates_with_bad_gradient": 0,
                 "changed": None,
             }
-            self._sums[name] = (parameter, checksum(self._session.torch, parameter))
+            self._sums[key] = (parameter, checksum(self._session.torch, parameter))
         return entry
 
     def _look_at(self, parameter: Any) -> None:
@@ -120,10 +127,10 @@ class Inspection:
             entry["updates_with_gradient"] += 1
 
     def _see_what_changed(self) -> None:
-        for name, (parameter, before) in self._sums.items():
+        for key, (parameter, before) in self._sums.items():
             if before is not None:
                 after = checksum(self._session.torch, parameter)
-                self._parameters[name]["changed"] = bool((after != before).item())
+                self._parameters[key]["changed"] = bool((after != before).item())
 
 
 def _autocast(torch: Any, device: str) -> str | None:

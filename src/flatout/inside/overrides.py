@@ -5,6 +5,7 @@ Refuses what would change what the loader yields: workers for a data set that wo
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,20 @@ class LoaderOverride:
         self._session = session
         self._patches: list[Patch] = []
         self._wanted = dict(session.order.loader)
+        # Loaders whose workers live on from pass to pass only because of us.
+        self._made_persistent: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
-        """Patch the constructor."""
+        """Patch the constructor, and where passes begin."""
         loader: Any = importlib.import_module("torch.utils.data.dataloader").DataLoader
-        self._patches = [Patch(loader, "__init__", self._overriding(loader.__init__))]
+        self._patches = [
+            Patch(loader, "__init__", self._overriding(loader.__init__)),
+            Patch(loader, "__iter__", self._drawing(loader.__iter__)),
+        ]
         self._session.facts["loader_overrides"] = []
 
     def remove(self) -> None:
-        """Put the constructor back."""
+        """Put both back."""
         undo_all(self._patches)
 
     def _overriding(self, real: Callable[..., None]) -> Callable[..., None]:
@@ -53,10 +59,31 @@ class LoaderOverride:
                 return real(loader, *args, **kwargs)
             changed = tap._changed(bound.arguments)
             decisions.append({"data_set": name, "applied": True, "settings": changed})
+            is_ours = changed.get("persistent_workers") and not tap._is_the_scripts_wish(bound.arguments)
             bound.arguments.update(changed)
+            if is_ours:
+                tap._made_persistent.add(loader)
             return real(*bound.args, **bound.kwargs)
 
         return unseen(__init__)
+
+    def _is_the_scripts_wish(self, given: dict[str, Any]) -> bool:
+        """Whether workers live on as written; Accelerate makes loaders anew, with what the first has."""
+        if not given.get("persistent_workers", False):
+            return False
+        return all(one.dataset is not given["dataset"] for one in self._made_persistent)
+
+    def _drawing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Each pass draws a seed for its workers; one whose workers live on would not, and shuffle anew."""
+        torch, made = self._session.torch, self._made_persistent
+
+        @functools.wraps(real)
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            if loader in made and loader._iterator is not None:  # noqa: SLF001
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            return real(loader)
+
+        return unseen(__iter__)
 
     def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
         changed = dict(self._wanted)

@@ -197,7 +197,7 @@ class Session:
 
     def disarm(self) -> None:
         """Take every tap off, leaving the process as it was found."""
-        for tap in list(self._taps.values()):
+        for tap in list(self._taps.values())[::-1]:  # what was put on last covers what was there before
             tap.remove()
         self._taps.clear()
         if self.calls is not None:
@@ -327,7 +327,10 @@ class Session:
     def _learn_habits(self) -> None:
         steps = self._tap("steps", StepsTap)
         if self.habits is not None and steps is not None:
-            self.facts["habits"] = self.habits.describe(self.roots(), steps.optimizers())
+            before = self.facts.get("habits", {})
+            self.facts["habits"] = found = self.habits.describe(self.roots(), steps.optimizers())
+            if not found["optimizers"] and before:  # at the end of a script they may be gone
+                found["optimizers"] = before["optimizers"]
 
     def memory_rise(self) -> float:
         """By how many bytes a step memory seems to rise, roughly."""
@@ -421,6 +424,12 @@ class Session:
     def folder(self) -> Path:
         """Where this process leaves what it has seen."""
         return self._running_writer().folder
+
+    def write_now(self) -> Path:
+        """Write down what was seen so far; where."""
+        writer = self._running_writer()
+        writer.write_now()
+        return writer.folder
 
     def _running_writer(self) -> EventWriter:
         if self._writer is None:

@@ -60,6 +60,10 @@ class EventWriter:
             self._thread.join(timeout=5)
             self._thread = None
 
+    def write_now(self) -> None:
+        """What there is, for whoever reads it in this process."""
+        self._flush(describe=False)
+
     def close(self) -> None:
         """Write everything that is left, here and now. Whatever goes wrong, the script's end is its own."""
         self._closing.set()

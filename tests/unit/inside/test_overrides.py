@@ -158,3 +158,20 @@ def test_a_subclass_is_overridden_too(install: Install) -> None:
     install(num_workers=2)
     loader = Mine(DATA)
     assert (type(loader), loader.num_workers, loader.batch_size) == (Mine, 2, 3)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_workers_that_live_on_leave_the_order_of_later_passes(install: Install, *, anew: bool) -> None:
+    def orders() -> list[list[float]]:
+        torch.manual_seed(5)
+        loader = DataLoader(DATA, batch_size=3, shuffle=True)
+        if anew:  # with what the first has, as Accelerate does
+            living = {"num_workers": loader.num_workers, "persistent_workers": loader.persistent_workers}
+            first, loader = loader, DataLoader(DATA, batch_sampler=loader.batch_sampler, **living)
+            assert first.dataset is loader.dataset
+        return [[float(one) for (batch,) in loader for one in batch] for _ in range(3)]
+
+    as_written = orders()
+    install(num_workers=1, persistent_workers=True)
+    assert orders() == as_written
+    assert as_written[0] != as_written[1]

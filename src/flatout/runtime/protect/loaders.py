@@ -2,8 +2,8 @@
 from which random numbers the pass was drawn.
 
 In a life that only comes back to where it was, samplers draw as they did, and the data set is not asked: the
-first batch of each size comes again and again. Workers get the random numbers that they had, before the first
-batch that is real.
+first batch of each size comes again and again; but for the last few, which a loop that fetches ahead (that of
+Accelerate, say) has not used yet. Workers get the random numbers that they had, before the first new batch.
 """
 
 import functools
@@ -17,19 +17,24 @@ from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.runtime.checkpoint.position import Carried, Numbers
 from flatout.runtime.checkpoint.random_states import put_back, random_states
 
+# So many batches may have been fetched before the loop wants them.
+_AHEAD = 4
+
 
 class Void(list[Any]):
-    """The indices of a batch that nobody will look at; `random`: of each worker, what it has afterwards."""
+    """The indices of a batch that the loop has had; `random`: of each worker, what it has afterwards."""
 
     random: dict[int, Any] | None = None
+    # Whether the loop may look at it yet.
+    is_wanted = False
 
     def __reduce__(self) -> Any:
-        return _void, (list(self), self.random)
+        return _void, (list(self), self.random, self.is_wanted)
 
 
-def _void(indices: list[Any], random: dict[int, Any] | None) -> Void:
+def _void(indices: list[Any], random: dict[int, Any] | None, is_wanted: bool) -> Void:
     made = Void(indices)
-    made.random = random
+    made.random, made.is_wanted = random, is_wanted
     return made
 
 
@@ -156,6 +161,7 @@ class Loaders:
             if last is not None and followed.drawn > last:
                 return index
             void = Void(index)
+            void.is_wanted = last is not None and followed.drawn > last - _AHEAD
             if is_last or iterator._persistent_workers:  # noqa: SLF001 - whichever batch is a worker's last
                 void.random = was["workers"]
             return void
@@ -195,10 +201,7 @@ def _fetching(real: Callable[..., Any]) -> Callable[..., Any]:
         if worker is not None and not _began:
             _began.append(random_states(torch))
         if type(index) is Void:
-            key = id(fetcher.dataset), len(index)
-            if key not in _first:
-                _first[key] = real(fetcher, list(index))
-            batch = _first[key]
+            batch = _had(real, fetcher, index)
             if worker is not None and index.random and worker.id in index.random:
                 put_back(torch, index.random[worker.id])
                 return Carried(batch, worker.id, index.random[worker.id], has_drawn=True)
@@ -211,3 +214,18 @@ def _fetching(real: Callable[..., Any]) -> Callable[..., Any]:
         return Carried(batch, worker.id, random, has_drawn=has_drawn)
 
     return unseen(fetch)
+
+
+def _had(real: Callable[..., Any], fetcher: Any, index: Void) -> Any:
+    """A batch that the loop has had; random numbers stay where they are."""
+    import torch
+
+    key = id(fetcher.dataset), len(index)
+    if index.is_wanted:
+        before = random_states(torch)
+        batch = real(fetcher, list(index))
+        put_back(torch, before)
+        return batch
+    if key not in _first:
+        _first[key] = real(fetcher, list(index))
+    return _first[key]
