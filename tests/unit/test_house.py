@@ -58,3 +58,8 @@ def test_every_result_file_says_when_where_and_with_what() -> None:
         assert file.name.startswith(machine["date"][:10])
         assert machine["devices"]
         assert machine["versions"]["torch"]
+
+
+def test_no_two_tests_have_the_same_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names)), "pytest tells files apart by their names alone"

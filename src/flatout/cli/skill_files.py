@@ -22,13 +22,13 @@ class Skill:
 def shipped_skills() -> list[Skill]:
     """By name. In a clone they lie beside the sources, else in the package."""
     package = Path(__file__).parents[1]
-    for root in (package.parents[1] / "skills", package / "skills"):
+    for root in (package.parents[1] / "skills", package.parent / "flatout_skills"):
         files = sorted(root.glob("*/SKILL.md"))
         if files:
             return [_read(file) for file in files]
     raise EnvironmentProblem(
         f"there are no skills in {package}",
-        expected="the folder `skills` of the package",
+        expected="the folder `flatout_skills` beside the package",
         remedy="install Flatout again",
     )
 

@@ -40,7 +40,9 @@ def still_holds(checks: Checks, frame: FrameType) -> bool:
 def resolved(expression: ast.expr, frame: FrameType) -> Any:
     """What a name or a dotted name stands for in a frame, found without running any of the script's code."""
     if isinstance(expression, ast.Name):
-        return locals_of(frame).get(expression.id, frame.f_globals.get(expression.id, _MISSING))
+        # Where there is no frame, its names stand in for it.
+        names = locals_of(frame) if isinstance(frame, FrameType) else frame.f_locals
+        return names.get(expression.id, frame.f_globals.get(expression.id, _MISSING))
     if isinstance(expression, ast.Attribute):
         owner = resolved(expression.value, frame)
         if isinstance(owner, types.ModuleType):
