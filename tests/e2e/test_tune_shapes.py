@@ -163,7 +163,6 @@ def ran(place: Place, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.full
 def test_attention_by_hand(place: Place) -> None:
     place.script(ATTENTION)
     found = tuned(place, "--only", "attention", "train.py")
@@ -179,7 +178,6 @@ def test_attention_by_hand(place: Place) -> None:
     assert "scaled_dot_product_attention(q, k, v" in shown.stdout
 
 
-@pytest.mark.full
 def test_a_loader_that_waits(place: Place) -> None:
     place.script(LOADER)
     found = tuned(place, "--only", "loader", "train.py")
@@ -210,7 +208,6 @@ def test_a_larger_batch_where_it_is_allowed(place: Place) -> None:
     assert "on the command line" in place.flatout("patch").stdout
 
 
-@pytest.mark.full
 def test_two_optimizers_checkpoints_and_no_seed(place: Place) -> None:
     place.script(GAN)
     place.script("mine", "checkpoint.pt")
