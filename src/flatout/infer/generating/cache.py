@@ -81,7 +81,7 @@ class RowCache(Cache):
         return 0
 
 
-class Noted(Cache):
+class _Noted(Cache):
     """Keeps nothing: only what the keys and values of each layer look like."""
 
     def __init__(self) -> None:
@@ -98,3 +98,12 @@ class Noted(Cache):
     get_seq_length = RowCache.get_seq_length
     get_mask_sizes = RowCache.get_mask_sizes
     get_query_offset = RowCache.get_query_offset
+
+
+@torch.no_grad()
+def of_one_token(model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of one token, layer by layer: what a cache has to hold of each."""
+    noted = _Noted()
+    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    model(input_ids=ids, position_ids=ids, past_key_values=noted, use_cache=True)
+    return [noted.seen[layer] for layer in sorted(noted.seen)]

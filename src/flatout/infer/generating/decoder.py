@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flatout.infer.generating.attention import heads_ask_together
-from flatout.infer.generating.cache import Noted, RowCache
+from flatout.infer.generating.cache import RowCache, of_one_token
 from flatout.infer.generating.sampling import KINDS, Sampling, next_tokens
 
 # Tokens at which a row may end.
@@ -35,7 +35,7 @@ class Decoder:
         self._compiles = on_gpu if compiled is None else compiled
         self._captures = on_gpu
         self.cache = RowCache()
-        self.cache.reserve(rows, length, self._shapes())
+        self.cache.reserve(rows, length, of_one_token(model))
         self._places = self.cache.places
         self.tokens = self._numbers(0)
         # How many more tokens a row gets, and what it got in the last step.
@@ -177,14 +177,6 @@ class Decoder:
         while seen < longest:
             seen *= 2
         return min(seen, self.length)
-
-    @torch.no_grad()
-    def _shapes(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of one token, layer by layer: what the cache has to hold."""
-        noted = Noted()
-        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.model(input_ids=ids, position_ids=ids, past_key_values=noted, use_cache=True)
-        return [noted.seen[layer] for layer in sorted(noted.seen)]
 
     def _numbers(self, value: int) -> torch.Tensor:
         return torch.full((self.rows,), value, dtype=torch.long, device=self.device)

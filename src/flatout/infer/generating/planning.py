@@ -4,19 +4,15 @@ from typing import Any
 
 import torch
 
-from flatout.infer.generating.cache import Noted
+from flatout.infer.generating.cache import of_one_token
 
 # Of what is free: the rest is for activations of long prompts and for graphs.
 _SHARE = 0.8
 
 
-@torch.no_grad()
 def token_bytes(model: Any) -> int:
     """What one token of one row takes in the cache, over all layers."""
-    noted = Noted()
-    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-    model(input_ids=ids, position_ids=ids, past_key_values=noted, use_cache=True)
-    return sum(keys.nbytes + values.nbytes for keys, values in noted.seen.values())
+    return sum(keys.nbytes + values.nbytes for keys, values in of_one_token(model))
 
 
 def rows_that_fit(model: Any, wanted: int, length: int) -> int:
