@@ -56,6 +56,7 @@ CASES: dict[str, dict[str, str]] = {
     "gpt-1.3b-larger-batch": {
         "words": f"{EXAMPLES}/gpt_sdpa.py --size 1.3b --batch-size 2",
         "options": "--allow batch-size",
+        "by_hand": f"{EXAMPLES}/gpt_sdpa.py --size 1.3b --batch 2",
         "steps": "--steps",
     },
     "images": {
@@ -151,6 +152,15 @@ def levers_by_hand(tuned: dict[str, Any]) -> str:
     return ",".join(words)
 
 
+def batch_by_hand(tuned: dict[str, Any]) -> list[str]:
+    """The batch that tuning chose, in the words of by_hand.py, where it chose one."""
+    for trial in tuned["trials"]:
+        if trial["verdict"] == "kept" and trial["lever"] == "batch-size":
+            [size] = (value for name, value in trial["settings"].items() if not name.startswith("_"))
+            return ["--batch", str(size)]
+    return []
+
+
 def _short(word: str) -> str:
     """Where a file lies on this machine is nobody's business."""
     return word.replace(f"{ROOT}/", "")
@@ -220,7 +230,8 @@ def run_case(
             result["by_hand"] = {"levers": levers, "turns": []}
             count = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
             for _ in range(turns):
-                hand = by_hand(shlex.split(case["by_hand"]), levers, seconds)
+                expert = [*shlex.split(case["by_hand"]), *batch_by_hand(tuned)]
+                hand = by_hand(expert, levers, seconds)
                 run = ["run", "--json", "--plan", plan, *words, steps, count]
                 ours, problem = flatout(run, folder, python_path)
                 figures = _read(ours) or {"failed": problem[-500:]}

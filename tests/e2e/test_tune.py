@@ -148,7 +148,7 @@ def test_a_lever_that_kills_the_job_has_failed_and_tuning_goes_on(place: Place) 
 
 
 def test_a_lever_that_changes_what_is_learned_is_unsafe(place: Place) -> None:
-    # A script whose gradients go wrong as soon as the optimizer is fused, and which is sure to be faster then.
+    # A script whose gradients go wrong as soon as the optimizer is fused, and which is surely faster then.
     wrong = "torch._foreach_mul_([p.grad for p in model.parameters()], 0.5)"
     slow = '__import__("time").sleep(0.005)'
     line = f'{wrong} if optimizer.param_groups[0]["fused"] else {slow}'

@@ -12,12 +12,12 @@ from flatout.records.profile import MemoryUse, Profile
 from flatout.records.tuning import LeverTrial, Pace, Verdict
 from flatout.records.words import memory_size
 from flatout.tune.batching import BATCH_SIZE, consequence, sources
+from flatout.tune.conclusions import WORTH
 from flatout.tune.knee import FITS, TOO_LARGE, Found, find_knee
 from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import gain
 from flatout.tune.request import TuneRequest
-from flatout.tune.search import WORTH
 from flatout.tune.sizes import Sizes
 
 # Of the device's memory, for what a larger batch needs once in a while.

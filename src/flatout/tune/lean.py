@@ -8,10 +8,11 @@ from flatout.records.plan import Choice
 from flatout.records.tuning import Pace
 from flatout.records.words import memory_size
 from flatout.tune.arms import ArmResult
+from flatout.tune.combining import conflict, ordered
+from flatout.tune.conclusions import Conclusions
 from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured
-from flatout.tune.search import Finder, conflict, ordered
 
 # It may cost so much time, and each lever must save so much memory.
 _SLOWER_AT_MOST = 0.05
@@ -19,7 +20,11 @@ _LESS_AT_LEAST = 0.01
 
 
 def lean(
-    finder: Finder, candidates: Sequence[Choice], measurer: Measurer, deadline: float, as_written: Pace
+    conclusions: Conclusions,
+    candidates: Sequence[Choice],
+    measurer: Measurer,
+    deadline: float,
+    as_written: Pace,
 ) -> tuple[tuple[Choice, ...], Measured | None]:
     """For less memory: each lever in a process of its own, kept where the peak falls."""
     best = as_written
@@ -27,36 +32,36 @@ def lean(
     last: Measured | None = None
     for choice in candidates:
         if time.monotonic() > deadline:
-            finder.conclude(choice, "skipped", OUT_OF_TIME)
+            conclusions.conclude(choice, "skipped", OUT_OF_TIME)
             continue
         if any(one.id == choice.id or conflict(one, choice) for one in found):
-            finder.conclude(choice, "skipped", "another setting of it, or what conflicts with it, is in")
+            conclusions.conclude(choice, "skipped", "another setting of it, or what conflicts with it, is in")
             continue
         needed = _needed(choice, found, candidates)
         if needed is None:
             reason = f"it does nothing without {' and '.join(BY_ID[choice.id].needs)}, which cannot be tried"
-            finder.conclude(choice, "skipped", reason)
+            conclusions.conclude(choice, "skipped", reason)
             continue
         together = ordered((*found, *needed, choice))
         measured = measurer.measure(f"memory with {choice.words()}", together, as_written)
         pace = measured.pace
         if pace is None:
-            finder.conclude(choice, "failed", f"the run ended as {measured.outcome!r}")
+            conclusions.conclude(choice, "failed", f"the run ended as {measured.outcome!r}")
             continue
         if pace.peak_bytes is None or best.peak_bytes is None:
-            finder.conclude(choice, "skipped", "how much memory the job takes is not known here")
+            conclusions.conclude(choice, "skipped", "how much memory the job takes is not known here")
             continue
         less, slower = 1 - pace.peak_bytes / best.peak_bytes, as_written.step_ms / pace.step_ms
         words = f"{memory_size(best.peak_bytes)} -> {memory_size(pace.peak_bytes)}"
         measured_result = ArmResult(step_ms=pace.step_ms, speedup=slower)
         if less < _LESS_AT_LEAST:
-            finder.conclude(choice, "rejected", f"{words}: no less", measured_result, found)
+            conclusions.conclude(choice, "rejected", f"{words}: no less", measured_result, found)
         elif slower < 1 - _SLOWER_AT_MOST:
-            finder.conclude(choice, "rejected", f"{words}, but {slower:.2f}x", measured_result, found)
+            conclusions.conclude(choice, "rejected", f"{words}, but {slower:.2f}x", measured_result, found)
         else:
-            finder.conclude(choice, "kept", f"{less:.0%} less: {words}", measured_result, found)
+            conclusions.conclude(choice, "kept", f"{less:.0%} less: {words}", measured_result, found)
             for one in needed:
-                finder.conclude(one, "kept", f"for {choice.words()}", on_top_of=found)
+                conclusions.conclude(one, "kept", f"for {choice.words()}", on_top_of=found)
             best, found, last = pace, together, measured
     return found, last
 

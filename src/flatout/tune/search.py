@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from flatout.diagnose.catalogue import BY_CODE
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.compile import WITH_GRAPHS, Compile
@@ -20,13 +18,13 @@ from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice
-from flatout.records.tuning import LeverTrial, Rung, Verdict
+from flatout.records.tuning import Rung
 from flatout.tune.arms import Arm, ArmResult, Ask
 from flatout.tune.bench import Search
+from flatout.tune.combining import conflict, ordered
+from flatout.tune.conclusions import WORTH, Conclusions, interval
 from flatout.tune.limits import OUT_OF_TIME, Limits
 
-# Less than this is not worth a change of anybody's job.
-WORTH = 0.01
 # What Amdahl's law promises less than this for is not tried.
 _CANNOT_MATTER = 1.005
 # What is tried on top of the compiler is compiled anew: that takes as long as all that came before.
@@ -40,40 +38,6 @@ _ARMS_AT_A_TIME = 6
 _MUCH = 1.3
 _LATE = 2.5
 _HOST_IS_IDLE = 0.4
-# In the ladder and in plans: what is cheap and certain first, the compiler last but for what needs it.
-_RANKS = (
-    "loader",
-    "debug-modes",
-    "no-gradients",
-    "cpu-threads",
-    "thread-affinity",
-    "garbage-collector",
-    "allocator",
-    "device-prefetch",
-    "tf32",
-    "bf16",
-    "fp16",
-    "bf16-parameters",
-    "channels-last",
-    "cudnn-autotune",
-    "fused-optimizer",
-    "optimizer-8bit",
-    "hf-switches",
-    "liger",
-    "attention",
-    "sdpa-backend",
-    "linear-cross-entropy",
-    "hf-checkpointing",
-    "block-checkpointing",
-    "activation-offload",
-    "optimizer-offload",
-    "activation-budget",
-    "int8-weights",
-    "int4-weights",
-    "fp8-weights",
-    "compile",
-    "fp8",
-)
 # What is tried on top of the rest, in this order: each changes what the one before has left.
 _ON_TOP = ("compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
@@ -88,7 +52,7 @@ class Finder:
         self._job = job
         self._limits = limits
         self.best: Arm = ()
-        self.trials: dict[str, LeverTrial] = {}
+        self.conclusions = Conclusions()
         self.ladder: list[Rung] = []
         self.compile_s = 0.0
         # What the first mode took that was tried: later ones find some of its work in the compiler's cache.
@@ -117,7 +81,7 @@ class Finder:
                 continue
             reason = self._limits.refusal(lever.id) or lever.check(self._job)
             if reason:
-                self.conclude(Choice(id=lever.id), "skipped", reason)
+                self.conclusions.conclude(Choice(id=lever.id), "skipped", reason)
                 continue
             for settings in lever.variants(self._job):
                 predicted = lever.predict(self._job, settings)
@@ -127,7 +91,9 @@ class Finder:
                 is_for_speed = lever.safety != "memory" and lever.id not in self._limits.allow
                 if predicted < _CANNOT_MATTER and is_for_speed and lever.id not in _JUDGED_LATER:
                     gain = f"{100 * (predicted - 1):.1f} %" if predicted > 1.0 else "nothing"
-                    self.conclude(choice, "skipped", f"Amdahl's law promises {gain}: less than 0.5 %")
+                    self.conclusions.conclude(
+                        choice, "skipped", f"Amdahl's law promises {gain}: less than 0.5 %"
+                    )
                     if lever.id not in _ON_TOP:
                         self._small.append(choice)
                 else:
@@ -144,7 +110,7 @@ class Finder:
         yield from self._together()
         for choice in self._graphs_in_their_place(later):
             if reason := self._needless(choice):
-                self.conclude(choice, "skipped", reason)
+                self.conclusions.conclude(choice, "skipped", reason)
             else:
                 yield from self._on_top(choice)
         if any(choice.id == "compile" for choice in self.best):
@@ -169,18 +135,18 @@ class Finder:
             self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
             self._launch_share = results[0].host_share or 0.0
             for choice, result in zip(some, results[1:], strict=True):
-                self._judge(choice, result, ())
-                alone_ms[_key(choice)] = result.step_ms
-        kept = [choice for choice in choices if _key(choice) in self.trials and self._is_kept(choice)]
+                self.conclusions.judge(choice, result, ())
+                alone_ms[choice.words()] = result.step_ms
+        kept = [choice for choice in choices if self.conclusions.is_kept(choice)]
         fastest: dict[str, Choice] = {}
-        for choice in sorted(kept, key=lambda one: self.trials[_key(one)].measured_speedup or 0.0):
+        for choice in sorted(kept, key=lambda one: self.conclusions.of(one).measured_speedup or 0.0):
             slower = fastest.get(choice.id)
             if slower is not None:
-                self.conclude(slower, "rejected", f"{choice.words()} is faster")
+                self.conclusions.conclude(slower, "rejected", f"{choice.words()} is faster")
             fastest[choice.id] = choice
         self.best = ordered(self._without_conflicts(list(fastest.values())))
         if len(self.best) == 1:
-            self._step_ms = alone_ms[_key(self.best[0])]
+            self._step_ms = alone_ms[self.best[0].words()]
 
     def _without_conflicts(self, slowest_first: list[Choice]) -> list[Choice]:
         kept: list[Choice] = []
@@ -189,7 +155,9 @@ class Finder:
             if rival is None:
                 kept.append(choice)
             else:
-                self.conclude(choice, "rejected", f"it conflicts with {rival.words()}, which is faster")
+                self.conclusions.conclude(
+                    choice, "rejected", f"it conflicts with {rival.words()}, which is faster"
+                )
         return kept
 
     def _together(self) -> Search:
@@ -218,7 +186,7 @@ class Finder:
         # One at a time: two that replace each other must not both go.
         for _, left, reason in sorted(evicted, key=lambda one: one[0])[:1]:
             self.best = tuple(one for one in self.best if one is not left)
-            self.conclude(left, "rejected", reason, on_top_of=self.best)
+            self.conclusions.conclude(left, "rejected", reason, on_top_of=self.best)
             self._evicted.append(left)
         if evicted and len(self.best) > 1:
             yield from self._together()
@@ -235,13 +203,15 @@ class Finder:
         if choice.id == "compile" and self._first_compile_s is None and not result.failed:
             self._first_compile_s = result.compile_s
         if not self._pays_back(result, results[0]):
-            self.conclude(choice, "rejected", self._no_payback(result, results[0]), result, self.best)
+            self.conclusions.conclude(
+                choice, "rejected", self._no_payback(result, results[0]), result, self.best
+            )
             return
         replaced = next((one for one in self.best if one.id == choice.id), None)
-        if self._judge(choice, result, self.best):
+        if self.conclusions.judge(choice, result, self.best):
             if replaced is not None:
                 reason = f"{choice.words()} is {result.speedup:.2f}x faster"
-                self.conclude(replaced, "rejected", reason, on_top_of=without)
+                self.conclusions.conclude(replaced, "rejected", reason, on_top_of=without)
             self.best, self._step_ms = arm, result.step_ms
             if choice.id == "compile":
                 self.compile_s = result.compile_s
@@ -258,10 +228,12 @@ class Finder:
         needed_s = _AUTOTUNING_TAKES * (self._first_compile_s or self.compile_s)
         left_s = max(0.0, self._limits.deadline - time.monotonic())
         if needed_s + self._limits.comparison_s > left_s:
-            self.conclude(choice, "skipped", f"about {needed_s:.0f} s to compile, {left_s:.0f} s are left")
+            self.conclusions.conclude(
+                choice, "skipped", f"about {needed_s:.0f} s to compile, {left_s:.0f} s are left"
+            )
         elif needed_s > _COMPARISONS_FOR_AUTOTUNING * self._limits.comparison_s:
             reason = f"about {needed_s:.0f} s to compile: a longer --budget has room for that"
-            self.conclude(choice, "skipped", reason)
+            self.conclusions.conclude(choice, "skipped", reason)
         else:
             yield from self._on_top(choice)
 
@@ -281,7 +253,7 @@ class Finder:
         if any(value is None for value in times):
             failed = next(result.failed for result in results if result.failed)
             self.ladder = []
-            self.conclude(self.best[-1], "failed", f"in the ladder: {failed}")
+            self.conclusions.conclude(self.best[-1], "failed", f"in the ladder: {failed}")
             self.best = self.best[:-1]
             yield from self._climb()
             return
@@ -297,7 +269,7 @@ class Finder:
             if without is not None and without > 1.0 - WORTH / 2:
                 self.best = others
                 reason = f"beside the others it gives {1 / without:.3f}x"
-                self.conclude(left, "rejected", reason, on_top_of=others)
+                self.conclusions.conclude(left, "rejected", reason, on_top_of=others)
                 yield from self._climb()
                 return
         self.ladder = [
@@ -310,71 +282,16 @@ class Finder:
             for number, choice in enumerate(self.best)
         ]
         for choice, rung in zip(self.best, self.ladder, strict=True):
-            trial = self.trials[_key(choice)]
-            # By turns with its neighbours in the plan: that counts, and the first comparison's interval not.
-            self.trials[_key(choice)] = msgspec.structs.replace(
-                trial, measured_speedup=rung.gain, low=None, high=None, reason=f"{rung.gain:.2f}x in the plan"
-            )
+            self.conclusions.stands_in_the_plan(choice, rung)
 
-    # Conclusions
+    # What follows from it
 
     def _nothing_after_all(self, result: ArmResult) -> None:
         """What seemed to help, one by one, does not show where all of it stands beside the job as written."""
-        reason = f"the whole plan by turns with the job as written: {_interval(result)}"
+        reason = f"the whole plan by turns with the job as written: {interval(result)}"
         for choice in self.best:
-            self.conclude(choice, "rejected", reason)
+            self.conclusions.conclude(choice, "rejected", reason)
         self.best, self.ladder, self.compile_s = (), [], 0.0
-
-    def _judge(self, choice: Choice, result: ArmResult, base: Arm) -> bool:
-        if result.failed:
-            self.conclude(choice, "failed", result.failed, result, base)
-            return False
-        assert result.speedup is not None
-        if result.is_faster(WORTH):
-            self.conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
-            return True
-        if result.speedup < 1.0 - WORTH / 2:
-            reason = f"{'slower' if (result.high or 1.0) < 1.0 else 'no faster'}: {result.speedup:.3f}x"
-        elif result.speedup < 1.0 + WORTH or result.low is None or result.high is None:
-            reason = f"{result.speedup:.3f}x: less than {WORTH:.0%} is not worth a change"
-        else:
-            reason = _interval(result)
-        self.conclude(choice, "rejected", reason, result, base)
-        return False
-
-    def conclude(
-        self,
-        choice: Choice,
-        verdict: Verdict,
-        reason: str,
-        result: ArmResult | None = None,
-        on_top_of: Arm = (),
-    ) -> None:
-        """What became of a lever with some settings."""
-        known = self.trials.get(_key(choice))
-        self.trials[_key(choice)] = LeverTrial(
-            lever=choice.id,
-            safety=BY_ID[choice.id].safety,
-            verdict=verdict,
-            reason=reason,
-            settings=choice.settings,
-            predicted_speedup=choice.predicted_speedup,
-            measured_speedup=result.speedup
-            if result is not None
-            else getattr(known, "measured_speedup", None),
-            low=result.low if result is not None else None,
-            high=result.high if result is not None else None,
-            on_top_of=tuple(one.words() for one in on_top_of),
-        )
-
-    def leave_out(self, choices: Sequence[Choice], reason: str) -> None:
-        """Conclude that those of which nothing is known yet were not tried."""
-        for choice in choices:
-            if _key(choice) not in self.trials:
-                self.conclude(choice, "skipped", reason)
-
-    def _is_kept(self, choice: Choice) -> bool:
-        return self.trials[_key(choice)].verdict == "kept"
 
     def _graphs_in_their_place(self, choices: list[Choice]) -> list[Choice]:
         """Where launches hold the job up, CUDA graphs come first: each mode takes long to compile."""
@@ -409,7 +326,7 @@ class Finder:
         What cost more than it gave may pay now that the compiler fuses it away; what gave nothing to a job
         that waited for its launches may give something to one that does not. The rest gives nothing twice.
         """
-        trial = self.trials[_key(choice)]
+        trial = self.conclusions.of(choice)
         if trial.verdict != "rejected" or choice in self._evicted:
             return False
         if choice.id == "tf32" and any(one.id in _BELOW_TF32 for one in self.best):
@@ -442,31 +359,12 @@ class Finder:
         late = [one for one in choices if one.id in _ON_TOP and (one.predicted_speedup or 0) >= _MUCH]
         if time.monotonic() < self._limits.deadline + (_LATE * self._limits.comparison_s if late else 0.0):
             return True
-        self.leave_out(choices, OUT_OF_TIME)
+        self.conclusions.leave_out(choices, OUT_OF_TIME)
         return False
 
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
         more = {"threshold": 1.0 + WORTH, "most_seconds": self._limits.comparison_s, **more}
         return Ask(arms=tuple(arms), what=what, **more)
-
-
-def ordered(choices: Iterable[Choice]) -> Arm:
-    """As in the ladder and in plans."""
-    return tuple(sorted(choices, key=lambda choice: _RANKS.index(choice.id)))
-
-
-def conflict(one: Choice, other: Choice) -> bool:
-    """Whether two levers must not be on together."""
-    return other.id in BY_ID[one.id].conflicts or one.id in BY_ID[other.id].conflicts
-
-
-def _interval(result: ArmResult) -> str:
-    ends = f"{result.low or 0.0:.3f} to {result.high:.3f}" if result.high is not None else "no interval"
-    return f"{result.speedup or 0.0:.3f}x, but it could be chance ({ends})"
-
-
-def _key(choice: Choice) -> str:
-    return choice.words()
 
 
 def _with_graphs(choice: Choice) -> bool:

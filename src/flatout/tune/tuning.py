@@ -27,6 +27,7 @@ from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
+from flatout.tune.conclusions import WORTH
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
 from flatout.tune.larger_batch import LargerBatch, larger_batch
@@ -38,7 +39,7 @@ from flatout.tune.pace import Measured, gain, input_wait, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
-from flatout.tune.search import WORTH, Finder
+from flatout.tune.search import Finder
 from flatout.tune.within_memory import make_room
 
 # Of the budget, whatever came before and the proof will take.
@@ -159,7 +160,7 @@ class _Tuner:
         if self._request.goal == "memory":
             with self._stage("levers"):
                 deadline = self._limits.deadline
-                found, measured = lean(finder, candidates, self._measurer, deadline, as_written)
+                found, measured = lean(finder.conclusions, candidates, self._measurer, deadline, as_written)
             return _Searched(finder, loaded, found, measured)
         with self._stage("levers"):
             if candidates:
@@ -304,7 +305,7 @@ class _Tuner:
             bench.run(plan, self._trials_folder, tell)
         except KeyboardInterrupt:
             self._interrupted = True
-            finder.leave_out(candidates, "ended by Ctrl-C")
+            finder.conclusions.leave_out(candidates, "ended by Ctrl-C")
             # What was found is worth a minute of proof; a second Ctrl-C ends that too.
             self._notes.append("the search was ended by Ctrl-C: this is the best until then")
             self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
@@ -376,7 +377,7 @@ class _Searched:
     def trials(self) -> list[LeverTrial]:
         """What became of every lever."""
         later = {one.lever for one in self.tried}
-        earlier = [one for one in self.finder.trials.values() if one.lever not in later]
+        earlier = [one for one in self.finder.conclusions.trials.values() if one.lever not in later]
         return [self.loaded.trial, *earlier, *self.tried]
 
 

@@ -10,8 +10,8 @@ from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.records.tuning import LeverTrial, Pace, Verdict
 from flatout.records.words import memory_size
+from flatout.tune.combining import conflict, ordered
 from flatout.tune.pace import Measured
-from flatout.tune.search import conflict, ordered
 
 # From what costs least to what saves most; the compiler's own choice first, where it compiles.
 _WAYS = (

@@ -92,7 +92,10 @@ def test_compiled_code_keeps_less_and_computes_the_same() -> None:
 def test_memory_levers_are_tried_for_that_goal_alone() -> None:
     finder = Finder(GPU, Limits())
     assert not {"activation-budget", "hf-checkpointing"} & {one.id for one in finder.candidates(LEVERS)}
-    assert finder.trials["activation-budget"].reason == "memory does not bind: only with --goal memory"
+    assert (
+        finder.conclusions.trials["activation-budget"].reason
+        == "memory does not bind: only with --goal memory"
+    )
     candidates = Finder(GPU, Limits(for_memory=True)).candidates(LEVERS)
     known = ("activation-budget", "hf-checkpointing")
     assert [one.words() for one in candidates if one.id in known] == [
@@ -127,7 +130,7 @@ AS_WRITTEN = Pace(
 def found_by(runs: Any, skip: frozenset[str] = frozenset()) -> tuple[list[str], Finder]:
     only = frozenset({"compile", "activation-budget", "hf-checkpointing"})
     finder = Finder(GPU, Limits(for_memory=True, only=only, skip=skip))
-    found, _ = lean(finder, finder.candidates(LEVERS), runs, float("inf"), AS_WRITTEN)
+    found, _ = lean(finder.conclusions, finder.candidates(LEVERS), runs, float("inf"), AS_WRITTEN)
     return [one.words() for one in found], finder
 
 
@@ -135,20 +138,20 @@ def test_a_budget_brings_the_compiler_that_it_needs() -> None:
     runs = Runs({"activation-budget": 0.6}, {"compile": 0.7, "activation-budget": 1.2})
     found, finder = found_by(runs)
     assert found == ["activation-budget (budget=0.2)", "compile (default)"]
-    assert finder.trials["compile (default)"].verdict == "kept"
-    assert finder.trials["activation-budget (budget=0.5)"].verdict == "skipped"
+    assert finder.conclusions.trials["compile (default)"].verdict == "kept"
+    assert finder.conclusions.trials["activation-budget (budget=0.5)"].verdict == "skipped"
 
 
 def test_a_budget_that_costs_too_much_leaves_the_larger_one_to_be_tried() -> None:
     times = {"activation-budget (budget=0.2)": 2.0, "activation-budget (budget=0.5)": 1.1, "compile": 0.8}
     found, finder = found_by(Runs({"activation-budget": 0.6, "compile": 0.9}, times))
     assert found == ["activation-budget (budget=0.5)", "compile (default)"]
-    assert finder.trials["activation-budget (budget=0.2)"].verdict == "rejected"
+    assert finder.conclusions.trials["activation-budget (budget=0.2)"].verdict == "rejected"
 
 
 def test_without_a_compiler_there_is_no_budget() -> None:
     found, finder = found_by(Runs({}, {}), skip=frozenset({"compile"}))
     assert found == []
-    assert finder.trials["activation-budget (budget=0.2)"].reason == (
+    assert finder.conclusions.trials["activation-budget (budget=0.2)"].reason == (
         "it does nothing without compile, which cannot be tried"
     )

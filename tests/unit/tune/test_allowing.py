@@ -37,8 +37,8 @@ def job_for(lever: str) -> JobFacts:
 def test_nothing_that_changes_the_training_is_tried_by_itself(lever: str, only: bool) -> None:
     finder = Finder(job_for(lever), Limits(only=frozenset({lever} if only else ())))
     assert lever not in {choice.id for choice in finder.candidates(LEVERS)}
-    assert finder.trials[lever].verdict == "skipped"
-    assert finder.trials[lever].reason == f"it changes the training: only with --allow {lever}"
+    assert finder.conclusions.trials[lever].verdict == "skipped"
+    assert finder.conclusions.trials[lever].reason == f"it changes the training: only with --allow {lever}"
 
 
 @pytest.mark.parametrize("lever", RECIPES)
@@ -52,4 +52,4 @@ def test_what_is_allowed_is_tried_even_where_no_speed_is_promised(lever: str) ->
 def test_what_is_left_out_by_name_stays_out() -> None:
     finder = Finder(NEW_GPU, Limits(allow=frozenset({"fp8"}), skip=frozenset({"fp8"})))
     finder.candidates(LEVERS)
-    assert finder.trials["fp8"].reason == "left out by --skip"
+    assert finder.conclusions.trials["fp8"].reason == "left out by --skip"

@@ -109,9 +109,9 @@ def test_what_helps_is_kept_and_the_rest_is_not() -> None:
     assert names(finder) == ["bf16", "fused-optimizer", "compile (reduce-overhead)"] or names(finder) == [
         "bf16", "fused-optimizer", "compile (default)"
     ]  # fmt: skip
-    assert finder.trials["tf32"].verdict == "rejected"
-    assert "they do its work" in finder.trials["tf32"].reason
-    assert finder.trials["channels-last"].verdict == "skipped"
+    assert finder.conclusions.trials["tf32"].verdict == "rejected"
+    assert "they do its work" in finder.conclusions.trials["tf32"].reason
+    assert finder.conclusions.trials["channels-last"].verdict == "skipped"
 
 
 def test_the_ladder_goes_from_the_baseline_to_the_best() -> None:
@@ -145,7 +145,7 @@ def test_nothing_to_gain_is_an_answer() -> None:
     finder = searched(World({}))
     assert finder.best == ()
     assert finder.ladder == []
-    assert {trial.verdict for trial in finder.trials.values()} == {"rejected", "skipped"}
+    assert {trial.verdict for trial in finder.conclusions.trials.values()} == {"rejected", "skipped"}
 
 
 @pytest.mark.parametrize("broken", ["bf16", "compile", "fused-optimizer"])
@@ -155,7 +155,7 @@ def test_a_lever_that_fails_has_its_verdict_and_the_others_go_on(broken: str) ->
     finder = searched(world)
     assert broken not in {choice.id for choice in finder.best}
     assert len(finder.best) == 2
-    failed = [trial for trial in finder.trials.values() if trial.lever == broken]
+    failed = [trial for trial in finder.conclusions.trials.values() if trial.lever == broken]
     assert {(trial.verdict, trial.reason) for trial in failed} == {
         ("failed", "the job was killed by signal 9")
     }
@@ -164,7 +164,7 @@ def test_a_lever_that_fails_has_its_verdict_and_the_others_go_on(broken: str) ->
 def test_a_compilation_that_does_not_pay_back_is_not_chosen() -> None:
     finder = searched(World({"compile": 0.8}), job_steps=100)
     assert finder.best == ()
-    reason = finder.trials["compile (default)"].reason
+    reason = finder.conclusions.trials["compile (default)"].reason
     assert reason.startswith("compiling takes 20 s and saves 2 s") or "saves 1 s" in reason
     assert searched(World({"compile": 0.8}), job_steps=100_000).best != ()
 
@@ -172,16 +172,16 @@ def test_a_compilation_that_does_not_pay_back_is_not_chosen() -> None:
 def test_graphs_come_first_where_launches_hold_the_job_up_and_plain_code_needs_no_try_then() -> None:
     finder = searched(World({"compile (default)": 0.8, "compile (reduce-overhead)": 0.5}))
     assert names(finder) == ["compile (reduce-overhead)"]
-    assert finder.trials["compile (default)"].verdict == "skipped"
-    assert "launches" in finder.trials["compile (default)"].reason
+    assert finder.conclusions.trials["compile (default)"].verdict == "skipped"
+    assert "launches" in finder.conclusions.trials["compile (default)"].reason
 
 
 def test_where_the_host_is_idle_plain_code_comes_first_and_graphs_need_no_try() -> None:
     world = World({"compile (default)": 0.8, "compile (reduce-overhead)": 0.8}, host_share=0.1)
     finder = searched(world)
     assert names(finder) == ["compile (default)"]
-    assert finder.trials["compile (reduce-overhead)"].verdict == "skipped"
-    assert "the host keeps up" in finder.trials["compile (reduce-overhead)"].reason
+    assert finder.conclusions.trials["compile (reduce-overhead)"].verdict == "skipped"
+    assert "the host keeps up" in finder.conclusions.trials["compile (reduce-overhead)"].reason
 
 
 def test_graphs_that_fail_leave_plain_code_to_be_tried() -> None:
@@ -202,8 +202,8 @@ def test_autotuning_is_tried_last_on_top_of_the_mode_that_won(
     world = World({"bf16": 0.5, won: 0.8, tuned: 0.7}, host_share=host_share)
     finder = searched(world, comparison_s=60.0)
     assert names(finder) == ["bf16", tuned]
-    assert finder.trials[won].verdict == "rejected"
-    assert "faster" in finder.trials[won].reason
+    assert finder.conclusions.trials[won].verdict == "rejected"
+    assert "faster" in finder.conclusions.trials[won].reason
     assert finder.compile_s == 20.0
     assert [ask.what for ask in world.asked][-2:] == [f"{tuned} on top", "baseline to best"]
     assert [rung.lever for rung in finder.ladder] == ["bf16", tuned]
@@ -212,14 +212,14 @@ def test_autotuning_is_tried_last_on_top_of_the_mode_that_won(
 def test_autotuning_that_gives_nothing_leaves_the_mode_that_won() -> None:
     finder = searched(World({"compile": 0.8}), comparison_s=60.0)
     assert names(finder) == ["compile (reduce-overhead)"]
-    assert finder.trials["compile (max-autotune)"].verdict == "rejected"
+    assert finder.conclusions.trials["compile (max-autotune)"].verdict == "rejected"
 
 
 @pytest.mark.parametrize(("left_s", "is_tried"), [(110.0, True), (80.0, False)])
 def test_autotuning_needs_three_times_as_long_as_the_first_mode_took(left_s: float, is_tried: bool) -> None:
     world = World({"compile (reduce-overhead)": 0.8, "compile (max-autotune)": 0.7})
     finder = searched(world, deadline=time.monotonic() + left_s, comparison_s=40.0)
-    trial = finder.trials["compile (max-autotune)"]
+    trial = finder.conclusions.trials["compile (max-autotune)"]
     assert (trial.verdict == "kept") == is_tried
     if not is_tried:
         assert trial.verdict == "skipped"
@@ -231,11 +231,11 @@ def test_autotuning_needs_three_times_as_long_as_the_first_mode_took(left_s: flo
 
 
 def test_autotuning_is_not_offered_where_the_compiler_gave_nothing_or_the_cpu_computes() -> None:
-    assert not any("max-autotune" in name for name in searched(World({"bf16": 0.5})).trials)
+    assert not any("max-autotune" in name for name in searched(World({"bf16": 0.5})).conclusions.trials)
     world = World({"compile": 0.5})
     finder = searched(world, JobFacts(**{**vars_of(GPU), "device": "cpu", "capability": None}))
     assert names(finder) == ["compile (default)"]
-    assert not any("max-autotune" in name for name in finder.trials)
+    assert not any("max-autotune" in name for name in finder.conclusions.trials)
 
 
 def test_autotuning_must_pay_back_too() -> None:
@@ -245,13 +245,13 @@ def test_autotuning_must_pay_back_too() -> None:
         comparison_s=60.0,
     )
     assert names(finder) == ["compile (reduce-overhead)"]
-    assert "compiling takes 20 s" in finder.trials["compile (max-autotune)"].reason
+    assert "compiling takes 20 s" in finder.conclusions.trials["compile (max-autotune)"].reason
 
 
 def test_a_few_percent_are_not_worth_most_of_the_time_there_is() -> None:
     finder = searched(World({"compile (reduce-overhead)": 0.8, "compile (max-autotune)": 0.7}))
     assert names(finder) == ["compile (reduce-overhead)"]
-    assert "a longer --budget" in finder.trials["compile (max-autotune)"].reason
+    assert "a longer --budget" in finder.conclusions.trials["compile (max-autotune)"].reason
 
 
 @pytest.mark.parametrize(("saved_ms", "is_tried"), [(0.1, True), (0.01, False)])
@@ -273,14 +273,14 @@ def test_only_and_skip() -> None:
     world = World({"bf16": 0.5, "fused-optimizer": 0.9, "compile": 0.7})
     assert names(searched(world, only=frozenset({"bf16"}))) == ["bf16"]
     finder = searched(world, skip=frozenset({"bf16"}))
-    assert finder.trials["bf16"].reason == "left out by --skip"
+    assert finder.conclusions.trials["bf16"].reason == "left out by --skip"
     assert "bf16" not in names(finder)
 
 
 def test_when_the_time_is_over_the_best_so_far_stays() -> None:
     finder = searched(World({"bf16": 0.5, "compile": 0.5}), deadline=time.monotonic() - 1)
     assert finder.best == ()
-    assert finder.trials["bf16"].reason == "the time allowed was over"
+    assert finder.conclusions.trials["bf16"].reason == "the time allowed was over"
 
 
 FACTORS = st.sampled_from([0.4, 0.7, 0.9, 0.98, 1.0, 1.05, 1.4])
@@ -298,7 +298,7 @@ def test_a_plan_is_never_slower_than_the_baseline(factors: dict, beside: dict) -
     finder = searched(world)
     assert world.step_ms(finder.best) <= 100.0 * 1.001
     for choice in finder.best:
-        assert finder.trials[choice.words()].verdict == "kept"
+        assert finder.conclusions.trials[choice.words()].verdict == "kept"
 
 
 def test_what_is_little_of_a_slow_step_may_be_some_of_a_fast_one() -> None:
@@ -307,14 +307,16 @@ def test_what_is_little_of_a_slow_step_may_be_some_of_a_fast_one() -> None:
         found = searched(World({"bf16": left, "fused-optimizer": 0.95}), little)
         kept = [choice.id for choice in found.best]
         assert ("fused-optimizer" in kept) is is_tried
-        assert found.trials["fused-optimizer"].verdict == ("kept" if is_tried else "skipped")
+        assert found.conclusions.trials["fused-optimizer"].verdict == ("kept" if is_tried else "skipped")
 
 
 def test_amdahl_skips_what_cannot_matter() -> None:
     job = JobFacts(**{**vars_of(GPU), "device_shares": {"forward": 0.3, "backward": 0.7, "optimizer": 0.001}})
     finder = Finder(job, Limits())
     finder.candidates(LEVERS)
-    assert finder.trials["fused-optimizer"].reason == "Amdahl's law promises 0.1 %: less than 0.5 %"
+    assert (
+        finder.conclusions.trials["fused-optimizer"].reason == "Amdahl's law promises 0.1 %: less than 0.5 %"
+    )
 
 
 def vars_of(job: JobFacts) -> dict:
@@ -451,7 +453,7 @@ def test_of_two_levers_that_conflict_the_faster_stays(monkeypatch: pytest.Monkey
     found = searched(World({"tf32": 0.8, "bf16": 0.6}))
     assert "bf16" in names(found)
     assert "tf32" not in names(found)
-    assert "conflicts with bf16" in found.trials["tf32"].reason
+    assert "conflicts with bf16" in found.conclusions.trials["tf32"].reason
 
 
 def test_levers_that_answer_what_holds_the_job_up_come_first() -> None:
@@ -485,7 +487,7 @@ def test_a_plan_whose_ladder_could_be_chance_is_none() -> None:
     assert finder.best == ()
     assert finder.ladder == []
     assert [ask.what for ask in world.asked].count("baseline to best, once more") == 1
-    told = [trial for trial in finder.trials.values() if trial.lever == "bf16"]
+    told = [trial for trial in finder.conclusions.trials.values() if trial.lever == "bf16"]
     assert told[0].verdict == "rejected"
     assert "it could be chance (0.400 to 5.000)" in told[0].reason
 
