@@ -15,6 +15,7 @@ from flatout.diagnose.catalogue import RULES
 from flatout.entry import tuning
 from flatout.hardware.health.catalogue import CHECKS
 from flatout.levers.catalogue import LEVERS
+from scripts.before_after import before_after
 from scripts.dashboards import DASHBOARDS
 from scripts.export_page import export_page
 
@@ -145,6 +146,7 @@ PAGES = {
     "docs/levers.md": levers_page,
     "docs/predictions.md": predictions_page,
     "docs/python.md": python_page,
+    "docs/images/tune-h200.svg": lambda: before_after(ROOT),
     "docs/export.md": lambda: export_page(ROOT / "docs/export.md"),
     **{f"src/flatout/monitor/shipped/grafana/flatout-{name}.json": make for name, make in DASHBOARDS.items()},
 }
