@@ -287,6 +287,7 @@ def test_flags_of_the_script_are_not_ours_when_it_fails(place: Place) -> None:
     assert "['--json', '--debug']" in done.stderr
 
 
+@pytest.mark.full
 def test_a_module_of_a_package_is_run_as_python_does(place: Place) -> None:
     package = place.work / "package"
     package.mkdir()
@@ -302,6 +303,7 @@ def test_a_module_of_a_package_is_run_as_python_does(place: Place) -> None:
     assert sorted(path.name for path in package.iterdir()) == ["__init__.py", "steps.py", "train.py"]
 
 
+@pytest.mark.full
 def test_a_shell_script_may_start_the_training(place: Place) -> None:
     place.script(ECHO)
     place.script(

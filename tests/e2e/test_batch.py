@@ -29,6 +29,7 @@ while True:
 )
 
 
+@pytest.mark.full
 def test_the_knee_was_run_and_nothing_else_is_named(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     done = flatout("batch", "--json", "--most", "32", "train.py")

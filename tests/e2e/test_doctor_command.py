@@ -75,6 +75,7 @@ def test_twenty_columns_are_readable(flatout: Run) -> None:
     assert "unset" not in squeezed or "fix:" in squeezed
 
 
+@pytest.mark.full
 def test_a_c_locale_prints_plain_ascii(flatout: Run) -> None:
     done = flatout("doctor", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

@@ -160,6 +160,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_told_how_it_could(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BLOCKS)
     done = flatout("fit", "--json", "--max-memory", "1500MiB", "train.py")

@@ -74,7 +74,11 @@ class Seen:
         return [place for place, step in enumerate(self.rank.steps) if step["evaluations"]]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(
+    scope="module",
+    params=[*CASES[:2], *(pytest.param(case, marks=pytest.mark.full) for case in CASES[2:])],
+    ids=lambda case: case.name,
+)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     case: Case = request.param
     place = tmp_path_factory.mktemp(case.name)

@@ -80,7 +80,10 @@ def test_an_inference_script_is_tuned_and_runs_under_its_plan(flatout: Run, tmp_
     assert line in done.stderr
 
 
-@pytest.mark.parametrize(("use", "steps", "samples"), [(TWO, 12, 3), (SPEAKS, 5, 2)], ids=["two", "speaks"])
+@pytest.mark.parametrize(
+    ("use", "steps", "samples"),
+    [pytest.param(TWO, 12, 3, id="two", marks=pytest.mark.full), pytest.param(SPEAKS, 5, 2, id="speaks")],
+)
 def test_a_step_is_a_call_of_the_largest_model_or_a_whole_generate(
     flatout: Run, tmp_path: Path, use: str, steps: int, samples: int
 ) -> None:

@@ -346,7 +346,10 @@ def test_whoever_is_killed_nobody_stays_and_nothing_changes(part: int, tmp_path:
     assert len(games) == ROUNDS // TESTS
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize(
+    "how",
+    ["SIGKILL", "SIGTERM", *(pytest.param(how, marks=pytest.mark.full) for how in ("SIGHUP", "SIGINT"))],
+)
 def test_a_kill_right_after_the_scratch_folder_was_made_leaves_none(tmp_path: Path, how: str) -> None:
     for pause_s in (0.0, 0.01):
         with place_in(tmp_path / str(pause_s)) as place:

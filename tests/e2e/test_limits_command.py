@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.conftest import Run
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_measurement_is_printed_kept_drawn_and_read_again(flatout: Run, tmp_path: Path) -> None:
     # Other tests run beside this one: the machine is not quiet.

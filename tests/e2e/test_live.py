@@ -101,6 +101,7 @@ if not lives:
 )
 
 
+@pytest.mark.full
 def test_totals_carry_over_when_a_job_is_started_again_and_its_document_has_the_account(
     flatout: Run, tmp_path: Path
 ) -> None:

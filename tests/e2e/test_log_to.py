@@ -70,6 +70,7 @@ def test_a_sink_that_fails_is_told_and_the_job_never_hears_of_it(flatout: Run, t
     assert done.stderr.count("turned off") == 1
 
 
+@pytest.mark.full
 def test_a_trial_logs_nowhere_and_its_recording_goes_to_tensorboard(flatout: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs flatout[tensorboard]")
     script = QUICK + "import flatout\nflatout.log.to('jsonl', 'leak.jsonl')\n"

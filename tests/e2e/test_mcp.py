@@ -233,6 +233,7 @@ def test_a_long_answer_is_cut_and_all_of_it_is_in_a_file(place: Place) -> None:
     assert Path(cut["path"]).is_relative_to(place.work)
 
 
+@pytest.mark.full
 def test_a_job_runs_and_skills_are_copied_where_that_is_allowed(place: Place) -> None:
     place.script(QUICK + "for _ in range(5): update()\nopen('kept', 'w').close()\n")
 

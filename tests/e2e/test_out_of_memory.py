@@ -42,6 +42,7 @@ def test_a_job_that_runs_out_says_so_and_ends_as_it_would(flatout: Run, tmp_path
     assert "out of memory: more was asked for" in flatout("report", path.parent.name).stdout
 
 
+@pytest.mark.full
 def test_a_job_that_fails_otherwise_has_no_autopsy(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDS.replace("torch.OutOfMemoryError", "ValueError"))
     done = flatout("run", "--as-written", "train.py")

@@ -133,6 +133,7 @@ def test_a_tool_that_leaves_nothing_is_said_below_the_profile(place: Place, tool
     assert "a step" in done.stdout
 
 
+@pytest.mark.full
 def test_a_tool_that_does_not_start_the_job_is_at_fault_and_not_the_job(
     place: Place, tools: dict[str, str]
 ) -> None:

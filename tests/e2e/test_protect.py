@@ -326,11 +326,15 @@ def test_a_script_with_a_checkpoint_of_its_own_goes_its_own_way(flatout: Run, tm
     assert done.stdout.splitlines()[0].startswith("10 ")
 
 
-def test_what_cannot_be_brought_back_is_told_before_it_begins(flatout: Run, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_it_is_rehearsed_before_it_begins(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BY_HAND.replace("number < 20", "number < 12"))
     good = flatout("run", "--protect", "--save-every", "3", "model.py")
     assert good.returncode == 0, good.stderr
     assert "rehearsed: the 4 updates that it had already made since then come out the same" in good.stderr
+
+
+def test_what_cannot_be_brought_back_is_told_before_it_begins(flatout: Run, tmp_path: Path) -> None:
     in_backward = (
         DIES
         + """

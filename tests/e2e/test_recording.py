@@ -86,6 +86,7 @@ def test_a_script_that_profiles_itself_is_left_alone(flatout: Run, tmp_path: Pat
     assert found["updates"] == 20
 
 
+@pytest.mark.full
 def test_a_script_that_dies_under_the_profiler_has_its_profile(flatout: Run, tmp_path: Path) -> None:
     found = profiled(flatout, tmp_path, DIES_UNDER_A_PROFILER)
     assert found["updates"] == 20
@@ -104,6 +105,7 @@ def test_a_script_that_breaks_under_the_profiler_has_its_profile(flatout: Run, t
     assert found["trace"] is None
 
 
+@pytest.mark.full
 def test_a_job_is_profiled_with_the_levers_of_a_plan(flatout: Run, tmp_path: Path) -> None:
     job = Fingerprint(script="train.py", script_sha256="0", arguments=(), device="cpu", torch="", flatout="")
     Plan(job=job, levers=(Choice(id="garbage-collector"),)).write(tmp_path / "plan.toml")

@@ -40,6 +40,7 @@ def insist_on_redirection(trial: dict[str, object]) -> None:
     assert "the kernel refuses an overlay: unshare: No space left on device" in shield["reason"]
 
 
+@pytest.mark.full
 def test_a_redirected_check_leaves_every_file_as_it_was(place: Place) -> None:
     furnish(place)
     before = place.snapshot()

@@ -160,6 +160,7 @@ def test_a_saved_profile_is_drawn_again_as_it_was(profiled: Profiled) -> None:
     assert again["documents"]["profile"] == profiled.document
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "how",
     [
@@ -238,6 +239,7 @@ def test_check_finds_a_loss_that_is_not_a_number(place: Place) -> None:
     assert checks_in(whole)["gradients.finite"]["status"] == "fail"
 
 
+@pytest.mark.full
 def test_check_names_a_parameter_without_optimizer_and_batches_without_seed(place: Place) -> None:
     script = QUICK.replace("Sgd(model.parameters())", "Sgd([model.weight])")
     script = script.replace("torch.randn(8, 4)", "torch.randn(8, 4, generator=unseeded)")

@@ -164,6 +164,7 @@ def test_a_lever_that_changes_what_is_learned_is_unsafe(place: Place) -> None:
     assert not (place.work / "flatout.toml").exists()
 
 
+@pytest.mark.full
 def test_a_job_that_ends_before_the_trial_says_so(place: Place) -> None:
     job(place)
     done = place.flatout("tune", "--json", *ONLY, "train.py", "3")

@@ -26,7 +26,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-        self.register_buffer("mask", torch.tril(torch.ones(256, 256)))
+        self.register_buffer("mask", torch.tril(torch.ones(512, 512)))
     def forward(self, x):
         q, k, v = self.qkv(x).view(*x.shape[:2], 2, 24).transpose(1, 2).split(8, dim=3)
         scores = (q @ k.transpose(-2, -1)) / 8**0.5
@@ -35,7 +35,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
-    x = torch.randn(4, 256, 16)
+    x = torch.randn(2, 512, 16)
     loss = (model(x) - x).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -53,7 +53,7 @@ from torch.utils.data import DataLoader, Dataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--steps", type=int, default=100000)
-parser.add_argument("--wait", type=float, default=0.01)
+parser.add_argument("--wait", type=float, default=0.005)
 args = parser.parse_args()
 torch.manual_seed(0)
 class Data(Dataset):
@@ -78,7 +78,8 @@ print("done", done)
 """
 )
 
-# Two networks with an optimizer each, and a debug mode left on; saves on its way, and seeds nothing.
+# Two networks with an optimizer each, and a debug mode left on, which surely costs time; saves on its way, and
+# seeds nothing.
 GAN = (
     QUICK_SGD
     + """
@@ -101,6 +102,8 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
     for_maker.zero_grad()
     loss.backward()
     for_maker.step()
+    if torch.is_anomaly_enabled():
+        time.sleep(0.01)
     if step % 20 == 0:
         torch.save(maker.state_dict(), "checkpoint.pt")
 print("done", step + 1)

@@ -133,7 +133,7 @@ RARE = {
     "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
     "several_loaders", "crashes", "evaluation_first", "no_loader", "exits", "own_signals", "two_optimizers",
     "own_compile", "autocast", "catches_everything", "accumulation",
-    "lbfgs", "sampler", "ema", "iterable", "reads_stdin",
+    "lbfgs", "sampler", "ema", "iterable", "reads_stdin", "gan",
 }  # fmt: skip
 
 
@@ -291,6 +291,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.full
 def test_a_package_run_as_a_module_finds_itself_and_leaves_what_it_leaves_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pkg.train", "6", "--flag"]
     bare_place, place = tmp_path / "bare", tmp_path / "watched"
@@ -320,6 +321,7 @@ def test_each_training_that_a_shell_script_starts_is_seen(tmp_path: Path) -> Non
     assert sorted(of_each, key=len) == [printed[:3], printed[3:]]
 
 
+@pytest.mark.full
 def test_a_trial_stops_at_the_asked_update_without_running_what_would_save(tmp_path: Path) -> None:
     script = tmp_path / "saves.py"
     script.write_text(

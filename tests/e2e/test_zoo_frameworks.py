@@ -109,6 +109,7 @@ def left_in(folder: Path) -> dict[str, int]:
 
 RARE = {
     "accelerate",
+    "lightning",
     "accelerate-torchrun",
     "lightning-checkpoints",
     "accelerate-launch-one",
