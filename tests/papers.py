@@ -38,12 +38,12 @@ def blocks(text: str) -> list[Block]:
             while end < len(rows) and not rows[end].strip().startswith(fence[1]):
                 end += 1
             found.append(Block(fence[2], place + 2, "\n".join(rows[place + 1 : end])))
+            end += 1
         elif rows[place].startswith("    ") and (place == 0 or not rows[place - 1].strip()):
             while end < len(rows) and (rows[end].startswith("    ") or not rows[end].strip()):
                 end += 1
             found.append(Block("indented", place + 1, "\n".join(row[4:] for row in rows[place:end])))
-            end -= 1
-        place = end + 1
+        place = end
     return found
 
 

@@ -82,6 +82,7 @@ def test_every_page_has_its_place_on_the_site() -> None:
 
 WRONG = """# Title
 
+One line.
 [nowhere](missing.md), [no such part](#nothing), `not a [link](x.md)`
 
     flatout profile --no-such train.py
