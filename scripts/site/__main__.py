@@ -11,7 +11,10 @@ from scripts.site.navigation import ROOT
 HOW_TO_GET_IT = "the site needs Sphinx, MyST and Furo: pip install 'flatout[docs]', or `make docs` in a clone"
 # What a browser would load by itself; links that a reader may follow are not among them.
 _FETCHED = re.compile(
-    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="(https?:)?//[^"]*"|<link\b[^>]*\bhref="(https?:)?//[^"]*\""""
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="(?:https?:)?//[^"]*"
+    |<link\b[^>]*\bhref="(?:https?:)?//[^"]*"
+    |(?:url\(|@import)\s*["']?(?:https?:)?//[^"')]*""",
+    re.VERBOSE,
 )
 
 
@@ -26,10 +29,11 @@ def build(out: Path, builder: str = "html") -> int:
 
 
 def fetched(out: Path) -> list[str]:
-    """Pages that would load something from another host, with what."""
+    """Pages and styles that would load something from another host, with what."""
     found = []
-    for page in sorted(out.rglob("*.html")):
-        found += [f"{page.relative_to(out)}: {hit[0]}" for hit in _FETCHED.finditer(page.read_text("utf-8"))]
+    for page in sorted((*out.rglob("*.html"), *out.rglob("*.css"))):
+        hits = _FETCHED.finditer(page.read_text("utf-8"))
+        found += [f"{page.relative_to(out)}: {hit[0]}" for hit in hits]
     return found
 
 

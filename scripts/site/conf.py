@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from flatout.records.version import __version__  # noqa: E402
-from scripts.site.navigation import GROUPS, below, pages  # noqa: E402
+from scripts.site.navigation import GROUPS, TITLES, below, page_of_folder, pages  # noqa: E402
 
 project = "Flatout"
 copyright = "The Flatout authors"  # noqa: A001 - Sphinx's name
@@ -48,22 +48,17 @@ def on_the_site(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = text + _tree(below(page), folder)
 
 
-def page_of_folder(folder: Path, target: str) -> str:
-    """A folder is shown on GitHub; here its README is, or the one above it."""
-    if ":" in target or not (folder / target).is_dir():
-        return target
-    place = (folder / target).resolve()
-    while not (place / "README.md").exists():
-        place = place.parent
-    return os.path.relpath(place / "README.md", folder)
-
-
 def _tree(names: list[str], folder: Path, caption: str = "") -> str:
     if not names:
         return ""
     said = f":caption: {caption}\n" if caption else ""
-    entries = "".join(f"{os.path.relpath(ROOT / name, folder)}\n" for name in names)
+    entries = "".join(f"{_entry(name, folder)}\n" for name in names)
     return f"\n\n```{{toctree}}\n:hidden:\n:maxdepth: 1\n{said}\n{entries}```\n"
+
+
+def _entry(name: str, folder: Path) -> str:
+    place = os.path.relpath(ROOT / name, folder)
+    return f"{TITLES[name]} <{place}>" if name in TITLES else place
 
 
 def setup(app: Sphinx) -> None:

@@ -1,5 +1,6 @@
-"""What stands in the site's side bar, by what a reader wants; the strict build misses no page of it."""
+"""What stands in the site's side bar, by what a reader wants; a page that is missing here is an error."""
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Understand": ("docs/learn", "docs/mission", "docs/comparison", "benchmarks/README"),
     "Work on it": ("ARCHITECTURE", "CONTRIBUTING", "docs/decisions/README", "CHANGELOG"),
 }
+# Where a page's own heading says too little beside the others.
+TITLES = {"README": "Overview", "docs/how-to": "Task by task"}
 # Pages that other parts of the project bring: listed as soon as they are here.
 TO_COME = ("docs/learn",)
 # Pages below another one.
@@ -53,3 +56,13 @@ def below(page: str) -> list[str]:
     if page not in BELOW:
         return []
     return sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(BELOW[page]))
+
+
+def page_of_folder(folder: Path, target: str) -> str:
+    """A folder is shown on GitHub; here its README is, or the one above it."""
+    if ":" in target or not (folder / target).is_dir():
+        return target
+    place = (folder / target).resolve()
+    while not (place / "README.md").exists():
+        place = place.parent
+    return os.path.relpath(place / "README.md", folder)

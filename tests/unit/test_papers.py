@@ -23,7 +23,6 @@ from tests.papers import (
     words_of,
 )
 
-
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
 # Blocks that have a language can be read by it.
 READERS = {"python": ast.parse, "toml": tomllib.loads, "yaml": yaml.safe_load}
