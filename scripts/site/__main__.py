@@ -19,7 +19,7 @@ _FETCHED = re.compile(
 
 
 def build(out: Path, builder: str = "html") -> int:
-    """Sphinx's own exit code, 1 where there was a warning. The builder "dummy" reads all, and writes nothing."""
+    """Sphinx's exit code, 1 where there was a warning. The builder "dummy" reads all and writes nothing."""
     try:
         from sphinx.cmd.build import build_main
     except ImportError:

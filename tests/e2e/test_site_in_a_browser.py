@@ -1,4 +1,4 @@
-"""The whole site, built strictly and opened: wide and on a phone, nothing is fetched and nothing is missing."""
+"""The whole site, built strictly and opened, wide and on a phone: nothing is fetched, nothing is missing."""
 
 import subprocess
 import sys
