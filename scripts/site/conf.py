@@ -32,7 +32,9 @@ html_additional_pages = {"index": "to_the_first_page.html"}
 templates_path = ["templates"]
 html_copy_source = False
 html_show_sphinx = False
-html_last_updated_fmt = None
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
+# A page opened as a file may not read others, so results are titles alone.
+html_show_search_summary = False
 # Nothing is fetched from anywhere: fonts are the reader's own.
 html_theme_options = {"top_of_page_buttons": [], "footer_icons": []}
 

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.browser import CHROMIUM, browser
+from tests.e2e.browser import CHROMIUM, Browser, browser
 from tests.papers import PAGES, ROOT
 
 LOOKED_AT = (
@@ -39,3 +40,16 @@ def test_the_site_is_built_and_opens_without_a_request_or_a_sideways_scroll(tmp_
                 assert [url for url in tab.requests() if not url.startswith(("file:", "data:"))] == []
                 assert tab.complaints() == [], name
                 assert tab.value("document.documentElement.scrollWidth") <= width, (name, width)
+        assert "Troubleshooting" in _first_results(tab, site, "out of memory")[:3]
+        assert tab.complaints() == []
+
+
+def _first_results(tab: Browser, site: Path, words: str) -> list[str]:
+    """Titles that the search finds, with the best first, in a page that was opened as a file."""
+    tab.events.clear()
+    tab.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+    deadline = time.monotonic() + 60
+    while not (found := tab.value("[...document.querySelectorAll('#search-results li a')].map(a => a.text)")):
+        assert time.monotonic() < deadline, "nothing is found"
+        time.sleep(0.2)
+    return list(found)
