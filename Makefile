@@ -33,9 +33,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.docs --check
+	$(BIN)/python -m scripts.site --check
 
-docs: $(READY)  ## writes the pages that are made from the code
+docs: $(READY)  ## writes the pages that are made from the code, then build/site: all pages, to read in a browser
 	$(BIN)/python -m scripts.docs
+	$(BIN)/python -m scripts.site
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -1,6 +1,7 @@
 """Writes the pages that are made from the code, from commands to levers; `--check` compares."""
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,18 @@ a line that can be pasted. A check whose data cannot be read says `unknown` or s
 """
 
 
+def link(heading: str, text: str = "", page: str = "") -> str:
+    """To a heading, by the anchor that GitHub and the site make of it."""
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"[{text or heading}]({page}#{anchor})"
+
+
 def commands_page() -> str:
     """Every command's help, as the user sees it."""
-    parts = [HEAD, "# Commands\n"]
+    rows = [
+        f"| {link(f'flatout {name}', name)} | {command.purpose} |\n" for name, command in COMMANDS.items()
+    ]
+    parts = [HEAD, "# Commands\n\n| | |\n|---|---|\n", *rows]
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
@@ -61,9 +71,11 @@ are in [one file](../src/flatout/diagnose/policy.py).
 
 def findings_page() -> str:
     """Every finding's explanation, from its file."""
-    parts = [HEAD, FINDINGS_INTRODUCTION]
+    rows = [f"| {link(f'{rule.code}: {rule.title}', rule.code)} | {rule.title} |\n" for rule in RULES]
+    parts = [HEAD, FINDINGS_INTRODUCTION, "\n| | |\n|---|---|\n", *rows]
     for rule in RULES:
-        levers = f"\n\nLevers that answer it: {', '.join(rule.levers)}." if rule.levers else ""
+        named = ", ".join(link(lever, page="levers.md") for lever in rule.levers)
+        levers = f"\n\nLevers that answer it: {named}." if named else ""
         parts.append(f"\n## {rule.code}: {rule.title}\n\n{rule.explanation}{levers}\n")
     return "".join(parts)
 
@@ -84,13 +96,17 @@ learns the same. `--only` and `--skip` take these names.
 
 
 def levers_page() -> str:
-    """Every lever's explanation, from its docstring."""
-    parts = [HEAD, LEVERS_INTRODUCTION]
+    """Every lever's explanation, from its docstring, with the findings that it answers."""
+    rows = [f"| {link(lever.id)} | {lever.safety} | {lever.title} |\n" for lever in LEVERS]
+    parts = [HEAD, LEVERS_INTRODUCTION, "\n| lever | class | |\n|---|---|---|\n", *rows]
     for lever in LEVERS:
         text = inspect.cleandoc(lever.__doc__ or "")
         how = "between two steps of the running job" if lever.switchable else "in runs of its own"
         beside = f" Not beside {', '.join(lever.conflicts)}." if lever.conflicts else ""
-        parts.append(f"\n## {lever.id}\n\nClass {lever.safety}; tried {how}.{beside}\n\n{text}\n")
+        answered = [rule for rule in RULES if lever.id in rule.levers]
+        codes = ", ".join(link(f"{rule.code}: {rule.title}", rule.code, "findings.md") for rule in answered)
+        answers = f"\n\nAnswers {codes}." if codes else ""
+        parts.append(f"\n## {lever.id}\n\nClass {lever.safety}; tried {how}.{beside}\n\n{text}{answers}\n")
     return "".join(parts)
 
 

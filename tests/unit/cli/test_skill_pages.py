@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.main import cli
 from flatout.diagnose.catalogue import BY_CODE
 from flatout.hardware.catalogue import catalogue
 from flatout.levers.catalogue import LEVERS
+from tests.papers import parsed_by_click
 from tests.skill_commands import SKILLS, TO_COME, command_lines, words_of
 
 NAMES = ["gpu-optimization", "memory-management"]
@@ -76,15 +76,6 @@ def test_what_a_skill_points_to_lies_in_it(name: str) -> None:
     assert pointed == files
 
 
-def _parsed(words: list[str]) -> None:
-    """As click would take it; raises where an option does not exist or a value does not parse."""
-    command = cli.get_command(click.Context(cli), words[0])
-    assert command is not None
-    context = command.make_context(f"flatout {words[0]}", words[1:])
-    if isinstance(command, click.Group) and context.protected_args:
-        command.resolve_command(context, [*context.protected_args, *context.args])
-
-
 @pytest.mark.parametrize("line", command_lines())
 def test_every_command_line_of_the_skills_parses(line: str) -> None:
     words = words_of(line)
@@ -93,7 +84,7 @@ def test_every_command_line_of_the_skills_parses(line: str) -> None:
     if len(words) == 1:  # the name of a command in a sentence
         assert words[0] in COMMANDS
     else:
-        _parsed(words)
+        parsed_by_click(words)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,7 @@ def test_every_command_line_of_the_skills_parses(line: str) -> None:
 )
 def test_a_wrong_command_line_would_be_noticed(line: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
-        _parsed(words_of(line))
+        parsed_by_click(words_of(line))
 
 
 def test_levers_findings_and_gpus_in_the_skills_exist() -> None:
