@@ -78,7 +78,7 @@ print("done", done)
 """
 )
 
-# Two networks with an optimizer each, and a debug mode left on, which surely costs time; saves on its way, and
+# Two networks with an optimizer each, and a debug mode left on that surely costs time; saves on its way, and
 # seeds nothing.
 GAN = (
     QUICK_SGD
