@@ -9,17 +9,16 @@ from typing import Any
 from flatout.analyze.growth import growth_of, holders_in
 from flatout.analyze.mfu import mfu
 from flatout.analyze.parts import device_parts, host_parts, waterfall
-from flatout.analyze.steady import Steady, find_steady, median_interval, percentile
+from flatout.analyze.rank_use import rank_use
 from flatout.analyze.steps import NS_PER_MS, RankSteps, read_ranks, read_workers
+from flatout.analyze.window import Window, step_times, window_of
 from flatout.records.limits import Limits, RatedPeaks
-from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile, RankUse
+from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile
 from flatout.records.step import StepTimes
 from flatout.records.trial import Trial
 
 _LIST_AT_MOST = 2000
 _STARTING = -1
-# Below this share of steps with device times, the host's clock is the better witness.
-_ENOUGH_DEVICE_TIMES = 0.6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,48 +30,6 @@ class Peaks:
     limits: Limits | None = None
     limits_reason: str = ""
     device_total_bytes: int | None = None
-
-
-# What a step has, if the ones before had it.
-_IN_EACH_STEP = ("forwards", "backwards", "samples")
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The timed steps of one rank, the steady ones among them, and their times in milliseconds."""
-
-    steps: tuple[dict[str, Any], ...]
-    steady: Steady
-    chosen: tuple[dict[str, Any], ...]
-    times: tuple[float, ...]
-    on_device: bool
-
-    @property
-    def watched(self) -> tuple[dict[str, Any], ...]:
-        """The steady steps whose parts were looked at: all of the first ones, some of the later ones."""
-        watched = tuple(step for step in self.chosen if step["watched"])
-        if len(watched) > 1 and any(watched[0][name] and not watched[-1][name] for name in _IN_EACH_STEP):
-            # When a trial is asked to end, watching begins in the midst of a step.
-            watched = watched[:-1]
-        return watched or self.chosen
-
-
-def window_of(rank: RankSteps) -> Window:
-    """The steps of a rank that count: not the one in which operations were counted, not the warm-up."""
-    timed = rank.about.get("timed_updates", len(rank.steps))
-    kept = dataclasses.replace(rank, steps=tuple(one for one in rank.steps[:timed] if not one["recorded"]))
-    device = [value for value in kept.device_ms() if value is not None]
-    on_device = len(device) >= _ENOUGH_DEVICE_TIMES * max(1, len(kept.steps) - 2) and len(device) > 0
-    walls = kept.wall_ms()
-    series = [
-        value if on_device and value is not None else wall
-        for value, wall in zip(kept.device_ms(), walls, strict=True)
-    ]
-    steady = find_steady(series, [bool(step["compiles"] or step["recordings"]) for step in kept.steps])
-    start = steady.start if len(series) - steady.start >= 1 else max(0, len(series) - 1)
-    chosen = kept.steps[start:]
-    times = [value for value in (kept.device_ms()[start:] if on_device else series[start:]) if value]
-    return Window(kept.steps, steady, chosen, tuple(times or series[start:]), on_device)
 
 
 def build_profile(
@@ -89,7 +46,7 @@ def build_profile(
     lead = ranks[0]
     about = lead.about
     window = window_of(lead)
-    step = _step_times(window)
+    step = step_times(window)
     on_gpu = str(about.get("device", "cpu")).startswith("cuda")
     wall_s = sum(_training_ns(one) for one in window.chosen) / 1e9
     evaluated = [one for one in window.steps if one["evaluations"]]
@@ -140,7 +97,7 @@ def build_profile(
         gradient_norms=tuple(
             _mean(one["gradient_norms"]) for one in window.steps[:_LIST_AT_MOST] if one["gradient_norms"]
         ),
-        ranks=tuple(_rank_use(rank) for rank in ranks),
+        ranks=tuple(rank_use(rank) for rank in ranks),
         trial=trial,
         parameters=(about.get("holds") or {}).get("parameters"),
         optimizers=tuple(about.get("optimizers") or ()),
@@ -150,20 +107,6 @@ def build_profile(
 
 def _training_ns(step: dict[str, Any]) -> int:
     return int(step["ended_ns"] - step["started_ns"] - step["evaluation_ns"])
-
-
-def _step_times(window: Window) -> StepTimes | None:
-    interval = median_interval(window.times)
-    if interval is None:
-        return None
-    return StepTimes(
-        p50=interval.median,
-        p95=percentile(window.times, 0.95),
-        mean=statistics.fmean(window.times),
-        low=interval.low,
-        high=interval.high,
-        clock="device" if window.on_device else "host",
-    )
 
 
 def _rate(window: Window, step: StepTimes | None, field: str, wall_s: float, ranks: int) -> float | None:
@@ -278,18 +221,6 @@ def _compiles(window: Window, about: dict[str, Any]) -> CompileUse:
         compile_s=sum(step["compile_ns"] for step in window.steps) / 1e9,
         compiles_in_steady_state=sum(step["compiles"] for step in window.chosen),
         graph_breaks=about.get("graph_breaks") or {},
-    )
-
-
-def _rank_use(rank: RankSteps) -> RankUse:
-    step = _step_times(window_of(rank))
-    return RankUse(
-        rank=rank.rank,
-        pid=rank.pid,
-        device=rank.about.get("device"),
-        step_ms=step.p50 if step else None,
-        updates=len(rank.steps),
-        unknown={} if rank.about.get("device") else {"device": "its session ended without a word"},
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flatout.records.finding import Finding
 from flatout.records.memory_growth import MemoryHolder
+from flatout.records.ranks import RankUse
 from flatout.records.rated import Dtype
 from flatout.records.step import Share, StepTimes
 from flatout.records.trace import TraceSummary
@@ -146,21 +147,6 @@ class CompileUse:
     compile_s: float
     compiles_in_steady_state: int
     graph_breaks: dict[str, int]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RankUse:
-    """One rank, for telling stragglers."""
-
-    rank: int
-    pid: int
-    device: str | None
-    step_ms: float | None
-    updates: int
-    unknown: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        fill_reasons(self, default="too few steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

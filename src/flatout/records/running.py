@@ -8,6 +8,7 @@ from flatout.records.finite import Diagnosis, Updates
 from flatout.records.hang import Hang
 from flatout.records.points import Logged
 from flatout.records.protection import Protected
+from flatout.records.ranks import RankUse, Straggler
 from flatout.records.unknown import fill_reasons
 
 
@@ -74,6 +75,9 @@ class JobRun:
     hangs: tuple[Hang, ...] = ()
     ended_by_us: str = ""
     asked: int | None = None
+    # Of a job of several ranks: what each does in a step, and the one that the others wait for.
+    ranks: tuple[RankUse, ...] = ()
+    straggler: Straggler | None = None
     # How often it was started.
     lives: int = 1
     # Of a job that was protected.

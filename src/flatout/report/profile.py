@@ -18,6 +18,7 @@ from flatout.report.profile_words import (
     mfu_lines,
     notes,
 )
+from flatout.report.ranks import draw_ranks
 
 # The page has all of them.
 _FINDINGS, _KERNELS, _MODULES, _WAITS = 3, 5, 4, 3
@@ -31,6 +32,7 @@ def draw_profile(profile: Profile, console: Console) -> None:
         console.print(line(plain, "bold"))
     console.print()
     _draw_step(profile, console)
+    draw_ranks(profile.ranks, console)
     if profile.evaluations and profile.evaluation_ms is not None:
         each = milliseconds(profile.evaluation_ms)
         console.print(line(f"evaluation, beside the steps: {profile.evaluations} times, {each} each"))

@@ -13,6 +13,7 @@ from flatout.report.loss_chart import loss_chart
 from flatout.report.memory_picture import memory_chart, memory_picture
 from flatout.report.page import cut, environment
 from flatout.report.profile_words import headlines, headroom, memory_lines, mfu_lines, notes
+from flatout.report.ranks import part_names, times_of
 from flatout.report.source_lines import SourceLine, lines_around
 from flatout.report.step_picture import step_parts, step_picture
 
@@ -32,7 +33,7 @@ class Fact:
 def profile_page(profile: Profile, tuning: Tuning | None = None) -> str:
     """One self-contained HTML page: no script, no network, light and dark."""
     said = headline(profile)
-    floors = profile.floors
+    floors, rank_parts = profile.floors, part_names(profile.ranks)
     return (
         environment()
         .get_template("profile.html.j2")
@@ -60,6 +61,8 @@ def profile_page(profile: Profile, tuning: Tuning | None = None) -> str:
             memory_words=[line.strip().removeprefix("memory: ") for line in memory_lines(profile)],
             memory_reason=profile.memory.unknown.get("allocated_peak_bytes", "not measured"),
             memory_over_time=memory_chart(profile.memory_timeline),
+            rank_parts=rank_parts,
+            ranks=[(rank, times_of(rank, rank_parts)) for rank in profile.ranks],
             losses=loss_chart(profile.losses),
             device_facts=_device_facts(profile),
             loaders=[(loader, _settings(loader)) for loader in profile.loaders],

@@ -11,6 +11,7 @@ from flatout.records.running import JobRun
 from flatout.records.words import duration, memory_size, percent, three_digits
 from flatout.report.cost_words import cost_lines, throttling_line
 from flatout.report.plain import inert, line
+from flatout.report.ranks import draw_ranks
 
 
 def words_before(plan: Plan, differences: Sequence[str]) -> list[str]:
@@ -39,6 +40,9 @@ def draw_run(done: JobRun, console: Console) -> None:
         words = {"inside": "learns as it did while tuning", "left": "does NOT learn as it did while tuning"}
         how = f"{words[done.guard.verdict]}, first {done.guard.steps} steps: {inert(done.guard.reason)}"
         console.print(line(f"flatout: {how}"))
+    draw_ranks(done.ranks, console)
+    if done.straggler is not None:
+        console.print(line(f"flatout: {inert(done.straggler.words())}"))
     slower = sum(alarm.what == "slower" for alarm in done.alarms)
     if slower:
         console.print(

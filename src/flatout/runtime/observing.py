@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.analyze.device_use import device_use
-from flatout.analyze.profile import build_profile, window_of
+from flatout.analyze.profile import build_profile
 from flatout.analyze.steps import read_ranks
+from flatout.analyze.window import window_of
 from flatout.inside.session import Session
 from flatout.records.index import RunIndex
 from flatout.records.profile import Profile

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from flatout.analyze.device_use import device_use
 from flatout.analyze.growth import growth
-from flatout.analyze.profile import build_profile, window_of
+from flatout.analyze.profile import build_profile
 from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
+from flatout.analyze.window import window_of
 from flatout.records.errors import JobFailed
 from flatout.records.profile import Profile
 from flatout.records.session import RANKS_FOLDER, RECORDING_FILE, TAPS

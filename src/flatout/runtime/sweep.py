@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.analyze.profile import window_of
 from flatout.analyze.steps import NS_PER_MS, read_ranks, read_workers
+from flatout.analyze.window import window_of
 from flatout.hardware.host import read_host
 from flatout.records.machine import Host
 from flatout.records.profile import LoaderSweep, LoaderUse, Profile, SweepRow

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.analyze.device_use import device_use
-from flatout.analyze.profile import Peaks, build_profile, window_of
+from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.steps import read_ranks
+from flatout.analyze.window import window_of
 from flatout.records.device import DeviceSample
 from flatout.records.profile import Profile
 from flatout.records.trial import Trial

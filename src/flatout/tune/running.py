@@ -9,6 +9,8 @@ from pathlib import Path
 from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.recorded import recordings
 from flatout.analyze.steps import RankSteps, loss_of, read_ranks
+from flatout.analyze.straggling import straggler
+from flatout.diagnose import policy
 from flatout.memory.autopsy import restart_with
 from flatout.records.autopsy import Autopsy
 from flatout.records.finite import PATIENCE, Updates
@@ -122,7 +124,7 @@ def _job_run(
     if refused:
         dropped["loader"] = refused[0]
     steps = len(ranks[0].steps) if ranks else 0
-    samples_per_s = None
+    profile = None
     if steps >= 3:
         trial = Trial(
             name="run",
@@ -134,7 +136,9 @@ def _job_run(
             took_s=ending.took_s,
             shield=Shield(kind="none"),
         )
-        samples_per_s = build_profile(run, trial, place, Peaks()).samples_per_s
+        profile = build_profile(run, trial, place, Peaks())
+    samples_per_s = profile.samples_per_s if profile is not None else None
+    several = profile if profile is not None and len(ranks) > 1 else None
     now = fingerprint(command, None, about)
     promised = None if plan.job.is_of_another_script(now) else plan.samples_per_s
     return JobRun(
@@ -164,6 +168,8 @@ def _job_run(
         cleanups=Cleanups(**about["cleanups"]) if "cleanups" in about else Cleanups(),
         recordings=tuple(str(path) for path in recordings(place, "rank*-step*.pt.trace.json.gz")),
         ended_workers=ending.killed_workers,
+        ranks=several.ranks if several else (),
+        straggler=straggler(several.ranks, several.roots, policy.STRAGGLER) if several else None,
         notes=tuple(plan.job.differences(now)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),
@@ -171,6 +177,7 @@ def _job_run(
             "not_finite": "it was not stopped for that",
             **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
+            "straggler": "no rank is behind the others" if several else "one rank, or too few steps",
             **({"asked": "nobody asked it to end"} if ending.asked is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flatout.analyze.growth import growth
-from flatout.analyze.profile import Peaks, build_profile, window_of
+from flatout.analyze.profile import Peaks, build_profile
+from flatout.analyze.window import window_of
 from flatout.records.profile import Profile
 from flatout.records.session import WORKERS_FOLDER
 from tests.unit.analyze.events import (

@@ -19,8 +19,8 @@ from flatout.records.profile import (
     MemoryUse,
     Mfu,
     ProductShape,
-    RankUse,
 )
+from flatout.records.ranks import RankUse
 from flatout.records.step import Share
 from flatout.records.trace import KernelUse, SyncPoint, TraceSummary
 from tests.profiles import GIB, profile
@@ -88,11 +88,17 @@ def mfu(of_rated: float | None) -> Mfu:
     return Mfu(of_rated=of_rated, of_measured=None, peak_dtype="bf16", flops_per_step=1, reason="not known")
 
 
-def ranks(*times: float | None) -> tuple[RankUse, ...]:
-    return tuple(
-        RankUse(rank=number, pid=number, device="cuda:0", step_ms=time, updates=9)
-        for number, time in enumerate(times)
-    )
+def ranks(*inputs_ms: float | None) -> tuple[RankUse, ...]:
+    """Steps of 100 ms on each: who waits less for data waits for the others in the backward pass."""
+    found = []
+    for number, ms in enumerate(inputs_ms):
+        parts = (
+            (Share(part="input", ms=ms, share=0.0), Share(part="backward", ms=90 - ms, share=0.0))
+            if ms
+            else ()
+        )
+        found.append(RankUse(rank=number, pid=number, device="cpu", step_ms=100.0, updates=9, parts=parts))
+    return tuple(found)
 
 
 def kernel(name: str, ms: float, calls: float = 10.0, **more: Any) -> KernelUse:
@@ -373,8 +379,8 @@ CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
         [seen(device_use=DeviceUse(samples=0))],
     ),
     "F701": (
-        seen(ranks=ranks(10.0, 10.1, 12.0)),
-        [seen(ranks=ranks(10.0, 10.2))],
+        seen(ranks=ranks(10.0, 10.1, 18.0)),
+        [seen(ranks=ranks(10.0, 12.0))],
         [seen(ranks=ranks(10.0, None))],
     ),
 }

@@ -20,9 +20,9 @@ from flatout.records.profile import (
     MemoryUse,
     Mfu,
     Profile,
-    RankUse,
     SweepRow,
 )
+from flatout.records.ranks import RankUse
 from flatout.records.step import Share
 from flatout.records.trace import KernelUse, SyncPoint
 from flatout.records.trial import Shield

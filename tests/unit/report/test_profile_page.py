@@ -21,9 +21,9 @@ from flatout.records.profile import (
     Mfu,
     ProductShape,
     Profile,
-    RankUse,
     SweepRow,
 )
+from flatout.records.ranks import RankUse
 from flatout.records.step import Share
 from flatout.records.trace import CounterUse, KernelUse, OperatorUse, RankTrace, SyncPoint, TraceSummary
 from flatout.records.trial import Shield

@@ -1,32 +1,27 @@
 """One rank is slower than the others, and all wait for it.
 
-Seen by the ranks' own step times, without what they wait for each other, where there are at least two. The
-gain is that of the slowest becoming like the median. It can be wrong for pipelines, where ranks do different
-work.
+Seen by the parts of each rank's step in which nobody waits for anybody, where there are at least two ranks:
+their step times are all alike, since they end together. The gain is that of the slowest taking as long as the
+others. It can be wrong for pipelines, where ranks do different work, and where ranks take turns to be slow.
 """
 
-import statistics
-
+from flatout.analyze.straggling import straggler
 from flatout.diagnose import policy
 from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding
 
 
 def look(seen: Seen) -> Finding | None:
-    """The slowest over the median."""
-    times = {one.rank: one.step_ms for one in seen.profile.ranks if one.step_ms}
-    if len(times) < 2:
+    """What it does alone, beyond what the others do."""
+    found = straggler(seen.profile.ranks, seen.profile.roots, policy.STRAGGLER)
+    if found is None:
         return None
-    slowest = max(times, key=lambda rank: times[rank])
-    middle = statistics.median(times.values())
-    ratio = times[slowest] / middle
-    if ratio < policy.STRAGGLER:
-        return None
+    behind_ms = found.ms - found.others_ms
     return RULE.finding(
-        f"rank {slowest} takes {times[slowest]:.1f} ms a step, the median rank {middle:.1f} ms",
+        found.words(),
         "flatout doctor on that machine; is its data, its card or its neighbour different?",
-        speedup=ratio,
-        arithmetic=f"{times[slowest]:.1f} / {middle:.1f} = {ratio:.2f}",
+        speedup=found.speedup,
+        arithmetic=f"{found.step_ms:.1f} / ({found.step_ms:.1f} - {behind_ms:.1f}) = {found.speedup:.2f}",
     )
 
 

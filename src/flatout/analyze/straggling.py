@@ -1,0 +1,52 @@
+"""The rank that the others wait for.
+
+Where gradients are summed over ranks, all of them end a step at the same time, and a slow one is nowhere to
+be seen in its step time. The others wait inside of a pass, mostly the backward one. So the parts are compared
+in which nobody waits for anybody: data, copies, the update. What the loop does beside is one where DDP
+or FSDP sums the gradients; a script may wait there where it does that itself. Only then the forward pass, and
+only under DDP, since sharded models wait for each other there too.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from flatout.records.ranks import RankUse, Straggler
+
+# What a rank does by itself, by the host's clock and by the device's.
+_ALONE = ("input", "copies", "before forward", "optimizer")
+_BESIDE = ("other",)
+_FORWARD = ("forward",)
+_DDP = "DistributedDataParallel"
+_SHARDED = ("FSDP", "FullySharded")
+
+
+def straggler(ranks: Sequence[RankUse], roots: Sequence[str], share_of_a_step: float) -> Straggler | None:
+    """The rank with most to do by itself, where that is more than so much of a step above the others."""
+    seen = [rank for rank in ranks if rank.step_ms and rank.parts]
+    if len(seen) < 2 or len(seen) < len(ranks):
+        return None
+    is_ddp = bool(roots) and all(root == _DDP for root in roots)
+    sums_inside = bool(roots) and all(root == _DDP or root.startswith(_SHARDED) for root in roots)
+    looked_at = [(*_ALONE, *(_BESIDE if sums_inside else ())), *([_FORWARD] if is_ddp else [])]
+    slowest = (_slowest(seen, parts) for parts in looked_at)
+    return next((one for one in slowest if one.ms - one.others_ms >= share_of_a_step * one.step_ms), None)
+
+
+def _slowest(ranks: Sequence[RankUse], parts: Sequence[str]) -> Straggler:
+    """By all of these parts together; named after the one in which it is furthest behind."""
+    alone = {rank.rank: {part: _ms(rank, part) for part in parts} for rank in ranks}
+    slow = max(ranks, key=lambda rank: sum(alone[rank.rank].values()))
+    others = [one for rank, one in alone.items() if rank != slow.rank]
+    behind = {part: alone[slow.rank][part] - statistics.median(one[part] for one in others) for part in parts}
+    part = max(behind, key=lambda name: behind[name])
+    return Straggler(
+        rank=slow.rank,
+        part=part,
+        ms=alone[slow.rank][part],
+        others_ms=statistics.median(one[part] for one in others),
+        step_ms=slow.step_ms or 0.0,
+    )
+
+
+def _ms(rank: RankUse, part: str) -> float:
+    return sum(share.ms for share in rank.parts if share.part == part)
