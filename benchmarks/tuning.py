@@ -6,6 +6,7 @@ temperature of the GPU are noted before and after.
 
     python -m benchmarks.tuning gpt-124m gpt-124m-sdpa
     python -m benchmarks.tuning --scripts ~/src chargpt-mini   # scripts of others, fetched by hand
+    python -m benchmarks.tuning --kept benchmarks/results/...-tuning-gpt-124m.json gpt-124m
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 from benchmarks.machine import write
 from flatout.records.device import DeviceSample
+from flatout.records.plan import Choice, Fingerprint, Plan
 from flatout.runtime.samples import DeviceSampler
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +114,7 @@ def clocks(samples: list[DeviceSample]) -> dict[str, Any]:
     return {**found, "throttle_reasons": sorted(map(str, reasons))}
 
 
-def flatout(words: list[str], folder: Path, python_path: str, limit_s: float = 1e9) -> tuple[str, str]:
+def flatout(words: list[str], folder: Path, python_path: str, limit_s: float = 1e6) -> tuple[str, str]:
     """What a command of ours says in a folder; after so many seconds it gets the Ctrl-C of a user, or two."""
     known = [python_path, str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": ":".join(part for part in known if part)}
@@ -225,19 +227,38 @@ def run_case(
         spent = {stage: round(seconds) for stage, seconds in tuned["spent_seconds"].items()}
         print(f"{name}: {tuned['summary']}; {took_s:.0f} s: {spent}", flush=True)
         yield result
-        if "by_hand" in case and tuned["plan"] and steps:
-            levers = levers_by_hand(tuned)
-            result["by_hand"] = {"levers": levers, "turns": []}
-            count = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
-            for _ in range(turns):
-                expert = [*shlex.split(case["by_hand"]), *batch_by_hand(tuned)]
-                hand = by_hand(expert, levers, seconds)
-                run = ["run", "--json", "--plan", plan, *words, steps, count]
-                ours, problem = flatout(run, folder, python_path)
-                figures = _read(ours) or {"failed": problem[-500:]}
-                result["by_hand"]["turns"].append({"by_hand": hand, "flatout_run": figures})
-                print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
-                yield result
+        if "by_hand" in case and tuned["plan"]:
+            for found in against_the_expert(name, tuned, plan, turns, seconds):
+                yield {**result, "by_hand": found}
+
+
+def against_the_expert(
+    name: str, tuned: dict[str, Any], plan: str, turns: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """The expert's version and `flatout run`, by turns, with the levers and the batch that tuning chose."""
+    case, levers = CASES[name], levers_by_hand(tuned)
+    expert = [*shlex.split(case["by_hand"]), *batch_by_hand(tuned)]
+    count = str(int(max(60, seconds * 1000 / tuned["best"]["step_ms"])))
+    run = ["run", "--json", "--plan", plan, *shlex.split(case["words"]), case["steps"], count]
+    found: dict[str, Any] = {"levers": levers, "turns": []}
+    for _ in range(turns):
+        hand = by_hand(expert, levers, seconds)
+        ours, problem = flatout(run, Path(plan).parent, "")
+        figures = _read(ours) or {"failed": problem[-500:]}
+        found["turns"].append({"by_hand": hand, "flatout_run": figures})
+        print(f"  by hand {hand}, flatout run {figures.get('samples_per_s')}", flush=True)
+        yield found
+
+
+def plan_of(tuned: dict[str, Any], path: Path) -> str:
+    """The plan of a tuning that is kept as a result, as a file again."""
+    levers = tuple(
+        Choice(id=trial["lever"], settings=trial["settings"])
+        for trial in tuned["trials"]
+        if trial["verdict"] == "kept"
+    )
+    Plan(job=Fingerprint(script=tuned["words"][0], script_sha256=""), levers=levers).write(path)
+    return str(path)
 
 
 def main() -> None:
@@ -247,12 +268,21 @@ def main() -> None:
     parser.add_argument("--scripts", type=Path, default=Path.cwd(), help="where scripts of others lie")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds of tuning, then a Ctrl-C")
+    parser.add_argument("--limit", type=float, default=1e6, help="seconds of tuning, then a Ctrl-C")
     parser.add_argument("--options", default="", help="more for `flatout tune`: '--budget 2m'")
+    parser.add_argument("--kept", type=Path, help="no tuning: by hand alone, with what this result chose")
     parser.add_argument("--out", help="a folder for the result files")
     chosen = parser.parse_args()
     for name in chosen.cases:
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
+        if chosen.kept is not None:
+            tuned = json.loads(chosen.kept.read_text())
+            with tempfile.TemporaryDirectory() as temporary, DeviceSampler() as sampler:
+                plan = plan_of(tuned, Path(temporary) / "flatout.toml")
+                for found in against_the_expert(name, tuned, plan, chosen.turns, chosen.seconds):
+                    shown = {"case": name, "kept": chosen.kept.name, "by_hand": found}
+                    write(f"by-hand-{name}", {**shown, "device": clocks(sampler.samples)}, out)
+            continue
         with DeviceSampler() as sampler:
             more = shlex.split(chosen.options)
             scripts = chosen.scripts.resolve()
