@@ -1,7 +1,9 @@
 """Where a lesson measures: torch, a device, a stopwatch, and the limits that are known already."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +18,8 @@ from flatout.records.rated import Dtype
 # One shape that shows a precision's rate well enough for a lesson; `flatout limits` tries several.
 _CPU_SHAPES: tuple[Shape, ...] = ((512, 512, 512), (1024, 1024, 1024))
 _GPU_SHAPES: tuple[Shape, ...] = ((4096, 4096, 4096), (8192, 8192, 8192))
+
+_BURSTS, _ROUNDS = 5, 15
 
 
 class BenchOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,29 @@ class Bench:
     def on_cuda(self) -> bool:
         """Whether CUDA's own tools, graphs above all, can be used (ROCm's torch calls itself so, too)."""
         return self.device.startswith("cuda")
+
+    @contextlib.contextmanager
+    def one_core(self) -> Iterator[None]:
+        """One thread where the CPU is measured: several wait for each other whenever another program runs."""
+        threads = self.torch.get_num_threads()
+        if self.on_cpu:
+            self.torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            self.torch.set_num_threads(threads)
+
+    def seconds(self, call: Callable[[], object], *, burst_s: float = 0.01, at_most_s: float = 0.6) -> float:
+        """Seconds a call: the median of bursts on a device; on the CPU the best, as others only ever add."""
+        if not self.on_cpu:
+            return self.watch.measure(call, burst_s=burst_s, bursts=_BURSTS).median_s
+        once_s = max(self.watch.burst(call, 1, lead=1), 1e-7)
+        repeats = int(max(1, burst_s / once_s))
+        taken = [once_s]
+        end = time.perf_counter() + at_most_s
+        while len(taken) < _ROUNDS and time.perf_counter() < end:
+            taken.append(self.watch.burst(call, repeats, lead=0))
+        return min(taken)
 
     @property
     def known(self) -> Measured | None:

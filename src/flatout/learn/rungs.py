@@ -21,7 +21,7 @@ _TIMES_THE_CACHE = 8
 _SHARE_OF_FREE = 8
 # What one timed call reads in all, so that small sizes are not lost in what a call costs.
 _READ_CPU = 64 << 20
-_NODES, _ROUNDS = 100, 7
+_NODES = 100
 _GATHERED, _MOST_GATHERED = 1 << 22, 1 << 24
 _DISK_BYTES = 64 << 20
 _SYS = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -77,28 +77,22 @@ def sweep(bench: Bench, caches: tuple[Cache, ...]) -> Iterator[SizePoint]:
 def _read_on_cpu(bench: Bench, size: int) -> float:
     """One core sums the buffer up, over and over in one call: what a call costs does not show."""
     torch = bench.torch
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        times = max(1, _READ_CPU // size)
-        again = torch.ones(size // _FLOAT_BYTES).expand(times, -1)
-        sums = torch.empty(times)
-        # Other programs only ever add to it: the best of the rounds is the memory's.
-        return size * times / min(_seconds(lambda: torch.sum(again, dim=1, out=sums)))
-    finally:
-        torch.set_num_threads(threads)
+    times = max(1, _READ_CPU // size)
+    again = torch.ones(size // _FLOAT_BYTES).expand(times, -1)
+    sums = torch.empty(times)
+    with bench.one_core():
+        return size * times / bench.seconds(lambda: torch.sum(again, dim=1, out=sums))
 
 
 def _read_on_gpu(bench: Bench, size: int) -> float:
-    """Scale a buffer in place, which reads and writes it; recorded as a graph, so that launches do not show."""
+    """Scale a buffer in place, which reads and writes it; as a recorded graph, so that launches don't show."""
     buffer = bench.torch.ones(size // _FLOAT_BYTES, device=bench.device)
     call: Callable[[], object] = lambda: buffer.mul_(1.0)  # noqa: E731
     nodes = 1
     if bench.on_cuda:
         with contextlib.suppress(RuntimeError):  # no graphs here: small sizes then show the launch instead
             call, nodes = _recorded(bench.torch, buffer), _NODES
-    timing = bench.watch.measure(call, burst_s=0.01, bursts=_ROUNDS)
-    return 2 * size * nodes / timing.median_s
+    return 2 * size * nodes / bench.seconds(call)
 
 
 def _recorded(torch: Any, buffer: Any) -> Callable[[], object]:
@@ -124,13 +118,13 @@ def in_order_and_shuffled(bench: Bench) -> tuple[float, float]:
     rates = []
     for order in (torch.arange(count, device=device), torch.randperm(count, device=device)):
         call: Callable[[], object] = lambda o=order: torch.index_select(numbers, 0, o, out=out)  # type: ignore[misc]
-        timing = bench.watch.measure(call, burst_s=0.02, bursts=3)
-        rates.append(_FLOAT_BYTES * count / timing.median_s)
+        with bench.one_core():
+            rates.append(_FLOAT_BYTES * count / bench.seconds(call))
     return rates[0], rates[1]
 
 
 def disk_write_bytes_per_s() -> tuple[float | None, str]:
-    """How fast a file gets onto the disk of the folder for temporary files; None where it cannot be written."""
+    """How fast a file gets onto the disk of the folder for temporary files; None where it cannot be."""
     folder = tempfile.gettempdir()
     data = os.urandom(1 << 20) * (_DISK_BYTES >> 20)
     taken = []
@@ -147,11 +141,12 @@ def disk_write_bytes_per_s() -> tuple[float | None, str]:
     return _DISK_BYTES / statistics.median(taken), folder
 
 
-def _seconds(call: Callable[[], object]) -> list[float]:
-    call()
-    taken = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - started)
-    return taken
+def core_bandwidth(bench: Bench) -> float:
+    """What one core gets out of main memory, beyond the caches: the better of reading and of adding up."""
+    torch = bench.torch
+    size = min(max(_LARGEST_CPU, 4 * cpu_cache_bytes()), available_memory_bytes() // _SHARE_OF_FREE)
+    first, second, out = (torch.ones(size // _FLOAT_BYTES) for _ in range(3))
+    with bench.one_core():
+        read = size / bench.seconds(first.sum)
+        triad = 3 * size / bench.seconds(lambda: torch.add(first, second, out=out))
+    return float(max(read, triad))

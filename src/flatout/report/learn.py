@@ -127,7 +127,7 @@ def _draw_curve(picture: CurvePicture, console: Console) -> None:
         words += "".join(f"; {one.name} {figure_words(value, picture.y_unit)}" for one, value in beside)
         rows.append((figure_words(x, picture.x_unit), words, share, _STYLES[first.origin]))
         marks = [mark.label for mark in picture.marks if x <= mark.x < 2 * x]
-        rows += [(f"{label} ends", "", 0.0, "dim") for label in marks if x != first.points[-1][0]]
+        rows += [(f"{label}", "", 0.0, "dim") for label in marks if x != first.points[-1][0]]
     _draw_rows(rows, console)
 
 

@@ -161,7 +161,7 @@ def _curve(found: MemoryMeasured, setting: Setting) -> CurvePicture:
         curves=(
             LearnCurve(name="measured", points=tuple((p.size_bytes, p.bytes_per_s) for p in found.points)),
         ),
-        marks=tuple(CurveMark(x=cache.size_bytes, label=cache.name) for cache in found.caches),
+        marks=tuple(CurveMark(x=cache.size_bytes, label=f"{cache.name} ends") for cache in found.caches),
         caption="Each cliff is the end of a cache: what no longer fits comes from the next rung.",
     )
 
