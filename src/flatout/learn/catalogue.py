@@ -1,11 +1,18 @@
 """Every lesson, in the order to take them: a plain list. A new one is a file in `lessons/` and a line here."""
 
 from flatout.learn.lesson import Lesson
-from flatout.learn.lessons import bound, launch, memory, precision, training
+from flatout.learn.lessons import bound, launch, memory, parallel, precision, training
 from flatout.records.errors import UnknownName
 from flatout.records.learn import LessonEntry
 
-LESSONS: tuple[Lesson, ...] = (memory.LESSON, bound.LESSON, launch.LESSON, precision.LESSON, training.LESSON)
+LESSONS: tuple[Lesson, ...] = (
+    memory.LESSON,
+    bound.LESSON,
+    launch.LESSON,
+    precision.LESSON,
+    training.LESSON,
+    parallel.LESSON,
+)
 BY_ID = {lesson.id: lesson for lesson in LESSONS}
 
 

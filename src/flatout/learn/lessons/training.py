@@ -19,7 +19,7 @@ from flatout.records.learn import (
 )
 from flatout.records.words import memory_size, percent, three_digits
 
-_WIDTH, _LAYERS, _LENGTH = 256, 4, 256
+_WIDTH, _LAYERS, _LENGTH = 256, 4, 128
 _BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -50,7 +50,8 @@ def measure(bench: Bench) -> TrainingMeasured:
     torch.manual_seed(0)
     model = small_gpt(torch, width=_WIDTH, layers=_LAYERS, length=_LENGTH).to(bench.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    points = tuple(_points(bench, model, optimizer))
+    with bench.one_core():
+        points = tuple(_points(bench, model, optimizer))
     states = [value for state in optimizer.state.values() for value in state.values()]
     return TrainingMeasured(
         parameters=sum(one.numel() for one in model.parameters()),
