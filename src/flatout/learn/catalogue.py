@@ -1,7 +1,7 @@
 """Every lesson, in the order to take them: a plain list. A new one is a file in `lessons/` and a line here."""
 
 from flatout.learn.lesson import Lesson
-from flatout.learn.lessons import bound, launch, memory, parallel, precision, training
+from flatout.learn.lessons import bound, kill, launch, memory, parallel, precision, training
 from flatout.records.errors import UnknownName
 from flatout.records.learn import LessonEntry
 
@@ -12,6 +12,7 @@ LESSONS: tuple[Lesson, ...] = (
     precision.LESSON,
     training.LESSON,
     parallel.LESSON,
+    kill.LESSON,
 )
 BY_ID = {lesson.id: lesson for lesson in LESSONS}
 
