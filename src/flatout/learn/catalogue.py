@@ -1,4 +1,4 @@
-"""Every lesson, in the order to take them: a plain list. A new one is a file in `lessons/` and a line here."""
+"""Every lesson, in the order to take them: a plain list. A new one is a file and a line here."""
 
 from flatout.learn.lesson import Lesson
 from flatout.learn.lessons import bound, kill, launch, memory, parallel, precision, training

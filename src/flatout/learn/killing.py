@@ -150,9 +150,12 @@ def killed_while_checkpointing(child: "subprocess.Popen[bytes]", folder: Path) -
 
 def told_to_stop(child: "subprocess.Popen[bytes]", folder: Path, way: Way) -> Killed:
     """SIGTERM between two saves, as schedulers and preempted machines send it."""
-    wait_for(
-        child, folder, lambda: read_progress(folder)[0] >= _SIGTERM_AFTER, "the middle between two saves"
-    )
+
+    def is_in_between() -> bool:
+        done, _ = read_progress(folder)
+        return done > SAVE_EVERY and done % SAVE_EVERY in _IN_BETWEEN
+
+    wait_for(child, folder, is_in_between, "the middle between two saves")
     code = _end(child, signal.SIGTERM)
     done, saved = read_progress(folder)
     return Killed(

@@ -1,4 +1,4 @@
-"""What lessons share in saying things: rows of rated hardware, and large counts in words."""
+"""What lessons share in saying things: prose with figures in it, rows of rated hardware, large counts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def rated_rows(
-    title: str, header: tuple[str, ...], rows: Sequence[tuple[RatedGpu, *tuple[str, ...]]]
+    title: str, header: tuple[str, ...], rows: Sequence[tuple[RatedGpu, tuple[str, ...]]]
 ) -> TablePicture | None:
     """A table of what vendors promise; None where there is nothing to compare with."""
     if not rows:
@@ -18,10 +18,20 @@ def rated_rows(
     return TablePicture(
         title=title,
         header=("GPU", *header),
-        rows=tuple((gpu.name, *cells) for gpu, *cells in rows),
+        rows=tuple((gpu.name, *cells) for gpu, cells in rows),
         origin="rated",
         caption="Rated by their vendors, not measured here.",
     )
+
+
+def paragraphs(text: str, **values: object) -> tuple[str, ...]:
+    """Prose as it is written in a lesson's file, with its figures filled in: a blank line between two."""
+    return tuple(" ".join(one.split()) for one in text.format(**values).strip().split("\n\n"))
+
+
+def sentence(text: str, **values: object) -> str:
+    """One paragraph of the same."""
+    return " ".join(text.format(**values).split())
 
 
 def count_words(count: float) -> str:

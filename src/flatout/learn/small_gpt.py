@@ -1,4 +1,4 @@
-"""A small GPT for lessons that train: blocks that repeat, as strategies need them. Lives in child processes."""
+"""A small GPT for lessons that train: blocks that repeat, as strategies need them. For child processes."""
 
 from typing import Any
 

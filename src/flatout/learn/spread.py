@@ -1,4 +1,4 @@
-"""What each strategy moves and holds, as arithmetic: for the small model of the lesson, and for the reader's own."""
+"""What each strategy moves and holds, as arithmetic: for a lesson's small model, and for the reader's own."""
 
 import dataclasses
 

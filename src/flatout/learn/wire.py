@@ -1,4 +1,4 @@
-"""How many bytes this process has sent to others, as the kernel counts them: not what somebody thinks it sends."""
+"""How many bytes this process has sent to others, as the kernel counts them."""
 
 import contextlib
 import os

@@ -2,8 +2,8 @@
 
     python -m flatout.learn.jobs.killed plain|careful FOLDER
 
-`plain` saves as most scripts do, over the file that is there. `careful` has a Checkpointer, which also answers
-signals. Either way it tells how far it is in `progress`, which a kill does not take back.
+`plain` saves as most scripts do, over the file that is there. `careful` has a Checkpointer, which also
+answers signals. Either way it tells how far it is in `progress`, which a kill does not take back.
 """
 
 import os

@@ -1,12 +1,13 @@
 """Bandwidth-bound or compute-bound: one layer at growing batches crosses from the one into the other."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from flatout.learn.bench import Bench
 from flatout.learn.lesson import Lesson, Setting
 from flatout.learn.rungs import core_bandwidth
-from flatout.learn.saying import rated_rows
+from flatout.learn.saying import paragraphs, rated_rows
 from flatout.limits.memory import cpu_cache_bytes
 from flatout.records.errors import ChildFailed
 from flatout.records.learn import (
@@ -74,16 +75,13 @@ def measure(bench: Bench) -> BoundMeasured:
         peak, bandwidth = _core_ceilings(bench) if bench.on_cpu else _ceilings(bench, dtype)
         points = tuple(_products(bench, dtype, width))
         addition = _addition(bench, dtype)
-    first = points[0]
     return BoundMeasured(
         width=width,
         dtype=dtype,
         points=points,
         addition=addition,
         # A ceiling is the best that was seen: nothing may stand above its own roof.
-        memory_bytes_per_s=max(
-            bandwidth, addition.moved_bytes / addition.seconds, first.moved_bytes / first.seconds
-        ),
+        memory_bytes_per_s=max(bandwidth, *(one.moved_bytes / one.seconds for one in (addition, points[0]))),
         peak_flops_per_s=max([peak, *(point.flops_per_s for point in points)]),
     )
 
@@ -128,7 +126,8 @@ def _products(bench: Bench, dtype: Dtype, width: int) -> Iterator[RowsPoint]:
             bench.say(f"a layer with {rows} rows" + (", again" if turn else ""))
             left = torch.randn(rows, width, device=bench.device).to(kind)
             out = torch.empty(rows, width, device=bench.device, dtype=kind)
-            taken_s = bench.seconds(lambda x=left, y=out: torch.mm(x, weight, out=y), at_most_s=0.15)  # type: ignore[misc]
+            call: Callable[[], object] = partial(torch.mm, left, weight, out=out)
+            taken_s = bench.seconds(call, at_most_s=0.15)
             best[rows] = min(best.get(rows, taken_s), taken_s)
     for rows, taken_s in best.items():
         moved = size * (width * width + 2 * rows * width)
@@ -162,34 +161,21 @@ def teach(found: BoundMeasured, setting: Setting) -> Taught:
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"{_who(setting)} computes {three_digits(ridge)} operations in the time in which one byte arrives: "
+        answer=f"{_who(setting)} computes {three_digits(ridge)} operations while one byte arrives: "
         "whatever does fewer with each byte waits for memory.",
         pictures=(_rates(found), _times(found)),
-        seen=(
-            f"One layer of {found.width} x {found.width} in {found.dtype}, called with 1 row, reads all its weights "
-            f"({three_digits(first.moved_bytes / 1e6)} MB) to use each once: {duration(first.seconds)}, at "
-            f"{flop_rate(first.flops_per_s)}. That is bandwidth-bound: the arithmetic is idle, "
-            f"{percent(first.flops_per_s / found.peak_flops_per_s)} of what it can do.",
-            f"{cheapest.rows} rows take {duration(cheapest.seconds)}, {three_digits(cheapest.seconds / first.seconds)} "
-            f"times as long, because the weights travel once for all of them: a row costs {three_digits(gain)} times "
-            f"less, at {flop_rate(cheapest.flops_per_s)}. From there on the time grows with the rows. That is "
-            "compute-bound: only less work, or arithmetic in a smaller format, makes it faster.",
-            f"An addition of two tensors can never cross over: one operation for {found.addition.moved_bytes / found.addition.flops:.0f} "
-            f"bytes. It ran at {flop_rate(found.addition.flops_per_s)}, and moved "
-            f"{byte_rate(found.addition.moved_bytes / found.addition.seconds)}. Activations, norms, dropout and most "
-            "optimizers are like this. They get faster by being fused, or by smaller formats, not by more FLOP/s.",
-            "So a language model that answers one user makes tokens at the pace of its memory, and a larger batch "
-            "costs nearly nothing until the ridge.",
-        ),
+        seen=_seen(found, first, cheapest, gain),
         rated=rated_rows(
             "The ridge of other hardware, bf16",
             ("products", "memory", "operations a byte at the ridge"),
             [
                 (
                     gpu,
-                    flop_rate(gpu.dense_flops_per_s["bf16"]),
-                    byte_rate(gpu.memory_bandwidth_bytes_per_s),
-                    three_digits(gpu.dense_flops_per_s["bf16"] / gpu.memory_bandwidth_bytes_per_s),
+                    (
+                        flop_rate(gpu.dense_flops_per_s["bf16"]),
+                        byte_rate(gpu.memory_bandwidth_bytes_per_s),
+                        three_digits(gpu.dense_flops_per_s["bf16"] / gpu.memory_bandwidth_bytes_per_s),
+                    ),
                 )
                 for gpu in setting.compared
                 if "bf16" in gpu.dense_flops_per_s
@@ -218,6 +204,44 @@ def teach(found: BoundMeasured, setting: Setting) -> Taught:
             ),
             LearnFigure(name="addition", value=found.addition.flops_per_s, unit="FLOP/s"),
         ),
+    )
+
+
+_SEEN = """
+One layer of {width} x {width} in {dtype}, called with 1 row, reads all its weights ({weights} MB) to use
+each once: {one}, at {one_rate}. That is bandwidth-bound: the arithmetic is mostly idle, at {busy} of what
+it can do.
+
+{rows} rows take only {times} times as long, because the weights travel once for all of them: a row costs
+{gain} times less, at {best_rate}. Where more rows cost as much more time, it is compute-bound: only less
+work, or arithmetic in a smaller format, makes it faster.
+
+An addition of two tensors can never cross over: one operation for {bytes_an_addition} bytes. It ran at
+{add_rate}, and moved {add_moved}. Activations, norms, dropout and most optimizers are like this. They get
+faster by being fused, or by smaller formats, not by more FLOP/s.
+
+So a language model that answers one user makes tokens at the pace of its memory, and a larger batch costs
+little until the ridge.
+"""
+
+
+def _seen(found: BoundMeasured, first: RowsPoint, cheapest: RowsPoint, gain: float) -> tuple[str, ...]:
+    addition = found.addition
+    return paragraphs(
+        _SEEN,
+        width=found.width,
+        dtype=found.dtype,
+        weights=three_digits(first.moved_bytes / 1e6),
+        one=duration(first.seconds),
+        one_rate=flop_rate(first.flops_per_s),
+        busy=percent(first.flops_per_s / found.peak_flops_per_s),
+        rows=cheapest.rows,
+        times=three_digits(cheapest.seconds / first.seconds),
+        gain=three_digits(gain),
+        best_rate=flop_rate(cheapest.flops_per_s),
+        bytes_an_addition=f"{addition.moved_bytes / addition.flops:.0f}",
+        add_rate=flop_rate(addition.flops_per_s),
+        add_moved=byte_rate(addition.moved_bytes / addition.seconds),
     )
 
 
@@ -259,7 +283,7 @@ def _times(found: BoundMeasured) -> BarPicture:
             )
             for point in found.points
         ),
-        caption="While memory is the limit, more rows cost little; then arithmetic is, and they cost in full.",
+        caption="While memory is the limit, more rows cost little; then they cost in full.",
     )
 
 

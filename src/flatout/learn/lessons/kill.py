@@ -17,6 +17,7 @@ from flatout.learn.killing import (
     told_to_stop,
 )
 from flatout.learn.lesson import Lesson, Setting
+from flatout.learn.saying import paragraphs, sentence
 from flatout.records.learn import (
     Advice,
     BarPicture,
@@ -34,6 +35,11 @@ _NAMES: dict[tuple[Way, str], str] = {
     ("plain", "SIGTERM"): "torch.save, SIGTERM between two saves",
     ("careful", "SIGTERM"): "Checkpointer, SIGTERM between two saves",
 }
+
+_CODES = sentence(
+    """A code below 0 is the signal that ended it: -9 SIGKILL, -15 SIGTERM. 143 is 128 + 15: it was asked,
+    and ended by itself."""
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,16 +88,21 @@ def _with_load_error(bench: Bench, killed: Killed, file: Path) -> Killed:
 
 def teach(found: KillMeasured, setting: Setting) -> Taught:  # noqa: ARG001 - a kill is the same everywhere
     """What was lost, and why."""
-    plain_kill, careful_kill, plain_term, careful_term = found.jobs
+    plain_kill, careful_kill, *_ = found.jobs
     return Taught(
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"Of {plain_kill.steps_done} steps, a job that was killed while it saved over its old file kept "
-        f"{plain_kill.steps_kept}; one that saved under another name first kept {careful_kill.steps_kept} of "
-        f"{careful_kill.steps_done}.",
+        answer=sentence(
+            """Of {done} steps, a job that was killed while it saved over its old file kept {kept}; one that wrote
+            under another name first kept {careful} of {careful_done}.""",
+            done=plain_kill.steps_done,
+            kept=plain_kill.steps_kept,
+            careful=careful_kill.steps_kept,
+            careful_done=careful_kill.steps_done,
+        ),
         pictures=(_bars(found), _table(found), _listing(plain_kill)),
-        seen=_seen(plain_kill, careful_kill, plain_term, careful_term),
+        seen=_seen(found.jobs),
         advice=(
             Advice(
                 command="flatout run --protect train.py",
@@ -103,13 +114,11 @@ def teach(found: KillMeasured, setting: Setting) -> Taught:  # noqa: ARG001 - a 
             ),
             Advice(
                 command="flatout stop train.py",
-                why="asks a job to save and end, and kills it only when it does not; flatout ps shows what is left",
+                why="asks a job to save and end, and kills it only when it does not",
             ),
         ),
         figures=tuple(_figures(found)),
-        notes=(
-            "The jobs were real processes of this lesson, with a model of 12.6 M parameters; no other was touched.",
-        ),
+        notes=("The jobs were real processes of this lesson, of 12.6 M parameters; no other was touched.",),
     )
 
 
@@ -135,8 +144,7 @@ def _table(found: KillMeasured) -> TablePicture:
             (_NAMES[one.way, one.signal], str(one.exit_code), str(one.steps_done), str(one.lines_printed))
             for one in found.jobs
         ),
-        caption="A code below 0 is the signal that ended it: -9 SIGKILL, -15 SIGTERM. 143 is 128 + 15: it was asked, "
-        "and ended by itself.",
+        caption=_CODES,
     )
 
 
@@ -150,27 +158,37 @@ def _listing(killed: Killed) -> Listing:
             f"ends with    {killed.last_bytes}   (a whole one ends with the list of what is in it)",
             f"torch.load:  {killed.load_error or 'it can be read after all'}",
         ),
-        caption="It bears the name of the good checkpoint that it replaced. A job that looks for its newest file finds "
-        "this one.",
+        caption="It has the name of the good checkpoint that it replaced: whoever looks for one finds this.",
     )
 
 
-def _seen(
-    plain_kill: Killed, careful_kill: Killed, plain_term: Killed, careful_term: Killed
-) -> tuple[str, ...]:
-    lost_lines = plain_term.steps_done - plain_term.lines_printed
-    return (
-        "SIGKILL cannot be answered: no handler, no finally, no atexit. It is what the out-of-memory killer, a machine "
-        "that goes away and an impatient scheduler use. What counts is what is on the disk at that instant.",
-        "Opening a file for writing empties it first. Until the last byte is there, there is neither the old "
-        f"checkpoint nor the new one: here {memory_size(plain_kill.half_bytes)} of a file that nothing can read.",
-        "Written under another name, synced, and then renamed, the new one appears whole or not at all. The careful "
-        f"job left {memory_size(careful_kill.half_bytes)} under a name that nobody reads, and the checkpoint of step "
-        f"{careful_kill.steps_kept} as it was.",
-        "SIGTERM can be answered, and Python by itself does not: it dies at once. The plain job lost "
-        f"{plain_term.steps_done - plain_term.steps_kept} steps since its last save, and {lost_lines} lines of its log "
-        "that were still in a buffer. The careful one finished its step, saved, and lost "
-        f"{careful_term.steps_done - careful_term.steps_kept}.",
+_SEEN = """
+SIGKILL cannot be answered: no handler, no finally, no atexit. It is what the out-of-memory killer, a
+machine that goes away and an impatient scheduler use. What counts is what is on the disk at that instant.
+
+Opening a file for writing empties it first. Until the last byte is there, there is neither the old
+checkpoint nor the new one: here {half} of a file that nothing can read.
+
+Written under another name, synced, and then renamed, the new one appears whole or not at all. The careful
+job was at {careful_half} under a name that nobody reads, and left the checkpoint of step {careful_kept} as
+it was. What it lost are the steps since then.
+
+SIGTERM can be answered, and Python by itself does not: it dies at once. The plain job lost {term_lost}
+steps since its last save, and {lost_lines} lines of its log that were still in a buffer. The careful one
+finished its step, saved, and lost {careful_lost}.
+"""
+
+
+def _seen(jobs: tuple[Killed, ...]) -> tuple[str, ...]:
+    plain_kill, careful_kill, plain_term, careful_term = jobs
+    return paragraphs(
+        _SEEN,
+        half=memory_size(plain_kill.half_bytes),
+        careful_half=memory_size(careful_kill.half_bytes),
+        careful_kept=careful_kill.steps_kept,
+        term_lost=plain_term.steps_done - plain_term.steps_kept,
+        lost_lines=plain_term.steps_done - plain_term.lines_printed,
+        careful_lost=careful_term.steps_done - careful_term.steps_kept,
     )
 
 

@@ -3,11 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from flatout.learn.bench import Bench
 from flatout.learn.lesson import Lesson, Setting
-from flatout.learn.saying import rated_rows
+from flatout.learn.saying import paragraphs, rated_rows, sentence
 from flatout.records.learn import (
     Advice,
     BarPicture,
@@ -19,7 +20,6 @@ from flatout.records.learn import (
 )
 from flatout.records.words import byte_rate, duration, flop_rate, memory_size, three_digits
 
-_FLOAT_BYTES = 4
 _ROUNDS = 20
 _SIZES = tuple(4**power for power in range(13))
 # An update of a model with many small tensors, as most have.
@@ -69,7 +69,7 @@ def _calls(bench: Bench) -> Iterator[CallPoint]:
     for count in _SIZES:
         bench.say(f"an operation on {count:,} numbers")
         numbers = bench.torch.ones(count, device=bench.device)
-        call: Callable[[], object] = lambda x=numbers: x.mul_(1.0)  # type: ignore[misc]
+        call: Callable[[], object] = partial(numbers.mul_, 1.0)
         yield CallPoint(count, bench.seconds(call, at_most_s=0.2))
 
 
@@ -124,20 +124,26 @@ def teach(found: LaunchMeasured, setting: Setting) -> Taught:
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"The smallest operation takes {duration(found.launch_s)} here, and {until} a larger one takes about "
-        "as long: what is paid for is the launch.",
+        answer=sentence(
+            """The smallest operation takes {launch} here, and {until} a larger one takes about as long:
+            what is paid for is the launch.""",
+            launch=duration(found.launch_s),
+            until=until,
+        ),
         pictures=(_sizes(found), _ways(found)),
-        seen=_seen(found, setting, slowest / fastest),
+        seen=_seen(found, slowest / fastest),
         rated=rated_rows(
             f"What other hardware could do in one launch of {duration(found.launch_s)}",
             ("memory moved", "at", "operations, bf16", "at "),
             [
                 (
                     gpu,
-                    memory_size(gpu.memory_bandwidth_bytes_per_s * found.launch_s),
-                    byte_rate(gpu.memory_bandwidth_bytes_per_s),
-                    f"{three_digits(gpu.dense_flops_per_s['bf16'] * found.launch_s / 1e9)} G",
-                    flop_rate(gpu.dense_flops_per_s["bf16"]),
+                    (
+                        memory_size(gpu.memory_bandwidth_bytes_per_s * found.launch_s),
+                        byte_rate(gpu.memory_bandwidth_bytes_per_s),
+                        f"{three_digits(gpu.dense_flops_per_s['bf16'] * found.launch_s / 1e9)} G",
+                        flop_rate(gpu.dense_flops_per_s["bf16"]),
+                    ),
                 )
                 for gpu in setting.compared
                 if "bf16" in gpu.dense_flops_per_s
@@ -179,30 +185,39 @@ def teach(found: LaunchMeasured, setting: Setting) -> Taught:
     )
 
 
-def _seen(found: LaunchMeasured, setting: Setting, times: float) -> tuple[str, ...]:
-    thousand = _STEP_KERNELS * found.launch_s
-    words = [
-        "Each operation is first asked for: Python calls torch, torch looks at shapes and types, chooses a kernel and "
-        + (
-            "hands it to the GPU. That happens on the CPU, while the GPU works on what it was asked for before; if "
-            "its kernels are shorter than this, it waits."
-            if setting.on_gpu
-            else "starts it. On a GPU the same happens, and the GPU waits meanwhile if its kernels are short."
-        ),
-        f"A step of {_STEP_KERNELS} operations cannot take less than {duration(thousand)} on this host, on "
-        "whatever device. A faster GPU does not help a job that is launch-bound; fewer and larger operations do.",
-        f"The second picture is one AdamW update of {_TENSORS} small tensors. The arithmetic is the same; in fewer "
-        f"calls it is {three_digits(times)} times faster.",
-        f"Reading one number back (loss.item(), print, an if on a tensor) takes {duration(found.item_s)} when there "
-        "is nothing to wait for. On a GPU it also empties the queue: the host cannot ask ahead, and every launch "
-        "after it is paid in full.",
-    ]
+_SEEN = """
+Each operation is first asked for: Python calls torch, torch looks at shapes and types, chooses a kernel and
+hands it over. With a GPU, that happens on the CPU while the GPU works on what it was asked for before; if
+its kernels are shorter than this, it waits.
+
+A step of {kernels} operations cannot take less than {thousand} on this host, on whatever device. A faster
+GPU does not help a job that is launch-bound; fewer and larger operations do.
+
+The second picture is one AdamW update of {tensors} small tensors. The arithmetic is the same; in fewer
+calls it is {times} times faster.
+
+Reading one number back (loss.item(), print, an if on a tensor) takes {item} when there is nothing to wait
+for. On a GPU it also empties the queue: the host cannot ask ahead, and every launch after it is paid in
+full.
+"""
+_GRAPH = """
+A recorded CUDA graph asks once for all: a kernel in it takes {node} instead of {launch}.
+"""
+
+
+def _seen(found: LaunchMeasured, times: float) -> tuple[str, ...]:
+    words = paragraphs(
+        _SEEN,
+        kernels=_STEP_KERNELS,
+        thousand=duration(_STEP_KERNELS * found.launch_s),
+        tensors=_TENSORS,
+        times=three_digits(times),
+        item=duration(found.item_s),
+    )
     if found.graph_node_s is not None:
-        words.append(
-            f"A recorded CUDA graph asks once for all: a kernel in it takes {duration(found.graph_node_s)} instead of "
-            f"{duration(found.launch_s)}."
-        )
-    return tuple(words)
+        node, launch = duration(found.graph_node_s), duration(found.launch_s)
+        words += paragraphs(_GRAPH, node=node, launch=launch)
+    return words
 
 
 def _sizes(found: LaunchMeasured) -> CurvePicture:
@@ -215,7 +230,7 @@ def _sizes(found: LaunchMeasured) -> CurvePicture:
         curves=(
             LearnCurve(name="measured", points=tuple((float(p.count), p.seconds) for p in found.points)),
         ),
-        caption=f"Flat is the launch; rising is work. The last one moves {memory_size(2 * _FLOAT_BYTES * _SIZES[-1])}.",
+        caption=f"Flat is the launch, rising is work; the last moves {memory_size(8.0 * _SIZES[-1])}.",
     )
 
 

@@ -13,7 +13,7 @@ from flatout.learn.rungs import (
     in_order_and_shuffled,
     sweep,
 )
-from flatout.learn.saying import rated_rows
+from flatout.learn.saying import paragraphs, rated_rows
 from flatout.limits.host_link import measure_host_link
 from flatout.records.learn import (
     Advice,
@@ -105,9 +105,11 @@ def teach(found: MemoryMeasured, setting: Setting) -> Taught:
             [
                 (
                     gpu,
-                    memory_size(gpu.usable_bytes),
-                    byte_rate(gpu.memory_bandwidth_bytes_per_s),
-                    duration(gpu.usable_bytes / gpu.memory_bandwidth_bytes_per_s),
+                    (
+                        memory_size(gpu.usable_bytes),
+                        byte_rate(gpu.memory_bandwidth_bytes_per_s),
+                        duration(gpu.usable_bytes / gpu.memory_bandwidth_bytes_per_s),
+                    ),
                 )
                 for gpu in setting.compared
             ],
@@ -116,11 +118,11 @@ def teach(found: MemoryMeasured, setting: Setting) -> Taught:
             Advice(command="flatout limits", why="the same in full, kept for later, against what is rated"),
             Advice(
                 command="flatout profile train.py",
-                why="how much of a step goes to kernels that only move memory, and how long it waits for data",
+                why="how much of a step goes to kernels that only move memory",
             ),
             Advice(
                 command="flatout tune train.py",
-                why="compile keeps values in the near rungs instead of writing them out and reading them back",
+                why="compile keeps values in the near rungs instead of writing them out and back",
             ),
         ),
         figures=_figures(found, rungs, penalty),
@@ -183,29 +185,42 @@ def _ladder(rungs: list[_Rung]) -> BarPicture:
     )
 
 
+_SEEN = """
+A processor never computes on memory: it computes on what was fetched into the rung beside it. Small data
+stays there; here that is {near}. What does not fit is fetched anew each time, from {name}, at {far}.
+
+Training rarely fits into a cache: each operation on large tensors reads its inputs from far away and writes
+its output back there. Two operations made one (fused) travel once instead of twice.
+
+Order matters as well: the same numbers fetched in a shuffled order came {penalty} times more slowly,
+because memory is delivered in lines of many bytes, of which then a few are used.
+"""
+_HOST = """
+The host is further away still: {pinned} from pinned memory, {pageable} from pageable. A batch should travel
+while the one before is worked on, from pinned memory.
+"""
+_DISK = """
+And a checkpoint of 1 GiB takes {taken} until it is on the disk of {folder}: another process should write
+it.
+"""
+
+
 def _seen(found: MemoryMeasured, setting: Setting, rungs: list[_Rung], penalty: float) -> tuple[str, ...]:
-    fastest, memory = rungs[0], next(rung for rung in rungs if rung.name == _memory_name(setting))
-    words = [
-        "A processor never computes on memory: it computes on what was fetched into the rung beside it. Small "
-        f"data stays there; here that is {byte_rate(fastest.bytes_per_s)}. What does not fit is fetched anew "
-        f"each time, from {memory.name}, at {byte_rate(memory.bytes_per_s)}.",
-        "Training rarely fits into a cache: each operation on large tensors reads its inputs from far away and "
-        "writes its output back there. Two operations made one (fused) travel once instead of twice.",
-        f"Order matters as well: the same numbers fetched in a shuffled order came {three_digits(penalty)} "
-        "times more slowly, because memory is delivered in lines of many bytes of which then a few are used.",
-    ]
-    if setting.on_gpu and found.pinned_bytes_per_s and found.pageable_bytes_per_s:
-        words.append(
-            f"The host is further away still: {byte_rate(found.pinned_bytes_per_s)} from pinned memory, "
-            f"{byte_rate(found.pageable_bytes_per_s)} from pageable. A batch should travel while the one before "
-            "is worked on, from pinned memory."
-        )
+    memory = next(rung for rung in rungs if rung.name == _memory_name(setting))
+    words = paragraphs(
+        _SEEN,
+        near=byte_rate(rungs[0].bytes_per_s),
+        name=memory.name,
+        far=byte_rate(memory.bytes_per_s),
+        penalty=three_digits(penalty),
+    )
+    if found.pinned_bytes_per_s and found.pageable_bytes_per_s:
+        pinned, pageable = byte_rate(found.pinned_bytes_per_s), byte_rate(found.pageable_bytes_per_s)
+        words += paragraphs(_HOST, pinned=pinned, pageable=pageable)
     if found.disk_bytes_per_s:
-        words.append(
-            f"And a checkpoint of 1 GiB takes {duration(_GIB / found.disk_bytes_per_s)} until it is on the disk "
-            f"of {found.disk_folder}: another process should write it."
-        )
-    return tuple(words)
+        taken = duration(_GIB / found.disk_bytes_per_s)
+        words += paragraphs(_DISK, taken=taken, folder=found.disk_folder)
+    return words
 
 
 def _figures(found: MemoryMeasured, rungs: list[_Rung], penalty: float) -> tuple[LearnFigure, ...]:

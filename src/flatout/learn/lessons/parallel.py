@@ -1,4 +1,4 @@
-"""What each parallel strategy moves and holds: counted on real ranks, then reckoned for the reader's model."""
+"""What each parallel strategy moves and holds: counted on real ranks, reckoned for the reader's model."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ import msgspec
 from flatout.learn.bench import Bench
 from flatout.learn.jobs.ranks import BATCH, LAYERS, LENGTH, STRATEGIES, WIDTH, RankCount
 from flatout.learn.lesson import Lesson, Setting
-from flatout.learn.saying import count_words, rated_rows
+from flatout.learn.saying import count_words, paragraphs, rated_rows, sentence
 from flatout.learn.spread import Moved, Shape, compute_seconds, moved, shape_of
 from flatout.learn.wire import can_count
 from flatout.records.errors import ChildFailed, EnvironmentProblem
@@ -26,7 +26,7 @@ from flatout.records.learn import (
     Taught,
 )
 from flatout.records.rated import RatedGpu
-from flatout.records.words import byte_rate, duration, memory_size, three_digits
+from flatout.records.words import byte_rate, duration, memory_size, percent, three_digits
 
 _RANKS = 2
 _DEADLINE_S = 150.0
@@ -38,6 +38,16 @@ _MOVES = {
     "tensor": "activations, several times a block",
     "pipeline": "activations to the next stage, gradients back",
 }
+
+_DIFFERENCES = sentence(
+    """gloo sums everywhere before it hands each rank its part, where NCCL sends half as much: FSDP counts
+    more here. Query, key and value are three layers in this model: tensor sums six times a block, not
+    four."""
+)
+_COUNTED = sentence(
+    """Bytes are those that the kernel counted on the connections of the ranks (gloo, over loopback). GPUs
+    send the same ones, but for how NCCL sums."""
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,16 +162,21 @@ def teach(found: ParallelMeasured, setting: Setting) -> Taught:
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"On {found.ranks} ranks here, DDP sent {_mega(ddp.sent_bytes)} a step and held all; FSDP sent "
-        f"{three_digits(fsdp.sent_bytes / ddp.sent_bytes)} times as much and held "
-        f"{three_digits(fsdp.held_bytes / ddp.held_bytes)} of it. One pays in traffic for memory.",
+        answer=sentence(
+            """On {ranks} ranks here, DDP sent {sent} a step and held all; FSDP sent {times} times as much
+            and held {part} of it: traffic is paid for memory.""",
+            ranks=found.ranks,
+            sent=_mega(ddp.sent_bytes),
+            times=three_digits(fsdp.sent_bytes / ddp.sent_bytes),
+            part=percent(fsdp.held_bytes / ddp.held_bytes),
+        ),
         pictures=(_sent(found), _held(found), _checked(found, here), _own(plan, mine, setting)),
-        seen=_seen(found, here, plan, setting),
+        seen=_seen(plan, setting),
         rated=_links(mine, plan, setting),
         advice=(
             Advice(
                 command=f"flatout fit --gpus {setting.gpus} --gpu h100-80gb-sxm train.py",
-                why="the same for your own script: what each GPU holds and sends, and which strategy to choose",
+                why="the same for your own script: what each GPU holds and sends, and what to choose",
             ),
             Advice(
                 command='flatout.parallel("fsdp", model=model, optimizer=optimizer, loader=loader)',
@@ -173,10 +188,7 @@ def teach(found: ParallelMeasured, setting: Setting) -> Taught:
             ),
         ),
         figures=_figures(found, plan),
-        notes=(
-            "Bytes are those that the kernel counted on the connections of the ranks (gloo, over loopback); they are "
-            "the same on GPUs, but for how NCCL sums.",
-        ),
+        notes=(_COUNTED,),
     )
 
 
@@ -186,7 +198,7 @@ def _mega(count: float) -> str:
 
 def _sent(found: ParallelMeasured) -> BarPicture:
     return BarPicture(
-        title=f"What each of {found.ranks} ranks sent in a step: a GPT of {count_words(found.parameters)} parameters",
+        title=f"What each of {found.ranks} ranks sent in a step; {count_words(found.parameters)} parameters",
         unit="bytes",
         bars=tuple(
             LearnBar(
@@ -224,15 +236,18 @@ def _checked(found: ParallelMeasured, here: Shape) -> TablePicture:
             )
             for one in found.counts
         ),
-        caption="gloo sums everywhere before it hands each rank its part, where NCCL sends half as much: FSDP counts "
-        "more here. Query, key and value are three layers in this model: tensor sums six times a block, not four.",
+        caption=_DIFFERENCES,
     )
 
 
 def _own(plan: tuple[Moved, ...], mine: Shape, setting: Setting) -> TablePicture:
     return TablePicture(
-        title=f"The same for {count_words(setting.params)} parameters on {setting.gpus} GPUs, {setting.tokens:,} tokens "
-        "on each",
+        title=sentence(
+            "The same for {count} parameters on {gpus} GPUs, {tokens} tokens on each",
+            count=count_words(setting.params),
+            gpus=setting.gpus,
+            tokens=f"{setting.tokens:,}",
+        ),
         header=("strategy", "each GPU holds", "each GPU sends a step", "over 100 Gbit/s"),
         rows=tuple(
             (
@@ -244,38 +259,52 @@ def _own(plan: tuple[Moved, ...], mine: Shape, setting: Setting) -> TablePicture
             for one in plan
         ),
         origin="computed",
-        caption=f"A transformer, {mine.width:,.0f} wide and {mine.layers:.0f} deep; it trains in fp32 with AdamW, and numbers travel in "
-        "bf16. Activations come on top of what is held. Change it with --params, --gpus and --tokens.",
+        caption=sentence(
+            """A transformer, {width} wide and {layers} deep; it trains in fp32 with AdamW, and numbers
+            travel in bf16. Activations come on top of what is held. Change it with --params, --gpus and
+            --tokens.""",
+            width=f"{mine.width:,.0f}",
+            layers=f"{mine.layers:.0f}",
+        ),
     )
 
 
-def _seen(found: ParallelMeasured, here: Shape, plan: tuple[Moved, ...], setting: Setting) -> tuple[str, ...]:
+_SEEN = """
+DDP gives each rank its own samples and the whole model; before the update they need the sum of all
+gradients, so each sends nearly twice the gradients' bytes, whatever the batch. A larger batch on each rank
+therefore makes the same traffic matter less.
+
+FSDP divides weights, gradients and averages, and fetches the weights of a block when they are needed, in
+the forward and again in the backward pass: half as much again as DDP, for a fraction of its memory.
+
+Tensor parallel divides each product. Every block must then sum activations over all ranks, and waits for
+it: traffic grows with the tokens and the layers. For your model that is {tensor}; it belongs on the fastest
+link there is, inside of one machine.
+
+Pipeline gives each rank some of the blocks. Only what crosses from one to the next moves, which is little;
+the price is ranks that wait while the pipeline fills and empties, and parts of a batch to fill it.
+
+On your {count} parameters and {gpus} GPUs, DDP holds {all} on each of them, and the others {part}.
+"""
+
+
+def _seen(plan: tuple[Moved, ...], setting: Setting) -> tuple[str, ...]:
     by_name = {one.strategy: one for one in plan}
-    tensor, ddp = by_name["tensor"], by_name["ddp"]
-    more = tensor.sent_bytes / ddp.sent_bytes
-    compared = (
-        f"{three_digits(more)} times what DDP sends"
+    more = by_name["tensor"].sent_bytes / by_name["ddp"].sent_bytes
+    return paragraphs(
+        _SEEN,
+        tensor=f"{three_digits(more)} times what DDP sends"
         if more >= 1
-        else f"{three_digits(1 / more)} times less than DDP"
-    )
-    return (
-        "DDP gives each rank its own samples and the whole model; before the update they need the sum of all "
-        "gradients, so each sends nearly twice the gradients' bytes, whatever the batch. A larger batch on each "
-        "rank therefore makes the same traffic matter less.",
-        "FSDP divides weights, gradients and averages, and fetches the weights of a block when they are needed, in "
-        "the forward and again in the backward pass: half as much again as DDP, for a fraction of its memory.",
-        "Tensor parallel divides each product. Every block must then sum activations over all ranks, and waits for "
-        f"it: traffic grows with the tokens and the layers. For your model that is {compared}; it belongs on the "
-        "fastest link there is, inside of one machine.",
-        "Pipeline gives each rank some of the blocks. Only what crosses from one to the next moves, which is least of "
-        "all; the price is ranks that wait while the pipeline fills and empties, and parts of a batch to fill it.",
-        f"Held against each other on your {count_words(setting.params)} parameters and {setting.gpus} GPUs: "
-        f"{memory_size(ddp.held_bytes)} on each by DDP, {memory_size(by_name['fsdp'].held_bytes)} by the others.",
+        else f"{percent(more)} of what DDP sends",
+        count=count_words(setting.params),
+        gpus=setting.gpus,
+        all=memory_size(by_name["ddp"].held_bytes),
+        part=memory_size(by_name["fsdp"].held_bytes),
     )
 
 
 def _links(mine: Shape, plan: tuple[Moved, ...], setting: Setting) -> TablePicture | None:
-    rows: list[tuple[RatedGpu, *tuple[str, ...]]] = []
+    rows: list[tuple[RatedGpu, tuple[str, ...]]] = []
     for gpu in setting.compared:
         # The catalogue's link between GPUs is both directions together.
         link = gpu.gpu_link_bytes_per_s / 2 if gpu.gpu_link_bytes_per_s else gpu.host_link_bytes_per_s
@@ -285,9 +314,11 @@ def _links(mine: Shape, plan: tuple[Moved, ...], setting: Setting) -> TablePictu
         rows.append(
             (
                 gpu,
-                f"{byte_rate(link)} {gpu.gpu_link or gpu.host_link}".strip(),
-                duration(compute_seconds(mine, setting.gpus, peak)),
-                *(duration(one.sent_bytes / link) for one in plan),
+                (
+                    f"{byte_rate(link)} {gpu.gpu_link or gpu.host_link}".strip(),
+                    duration(compute_seconds(mine, setting.gpus, peak)),
+                    *(duration(one.sent_bytes / link) for one in plan),
+                ),
             )
         )
     return rated_rows(

@@ -5,7 +5,7 @@ from typing import Any
 
 from flatout.learn.bench import Bench
 from flatout.learn.lesson import Lesson, Setting
-from flatout.learn.saying import rated_rows
+from flatout.learn.saying import paragraphs, rated_rows, sentence
 from flatout.records.learn import Advice, BarPicture, LearnBar, LearnFigure, TablePicture, Taught
 from flatout.records.rated import Dtype
 from flatout.records.words import flop_rate, three_digits
@@ -57,7 +57,7 @@ def measure(bench: Bench) -> PrecisionMeasured:
     found = {dtype: bench.matmul_rate(dtype) for dtype in dtypes}
     bench.say("what each format holds")
     formats = [
-        _format(bench.torch, dtype) for dtype in _TORCH_NAMES if hasattr(bench.torch, _TORCH_NAMES[dtype])
+        _format(bench.torch, dtype) for dtype, name in _TORCH_NAMES.items() if hasattr(bench.torch, name)
     ]
     return PrecisionMeasured(
         formats=tuple(formats),
@@ -97,7 +97,7 @@ def _error(torch: Any, kind: Any) -> float | None:
     torch.manual_seed(0)
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
     exact = left.double() @ right.double()
-    # Rounded to the format, then multiplied exactly: what the format itself loses, whatever the hardware does.
+    # Rounded to the format, then multiplied exactly: what the format itself loses, on any hardware.
     rounded = left.to(kind).double() @ right.to(kind).double()
     return float((rounded - exact).norm() / exact.norm()) or None
 
@@ -120,17 +120,20 @@ def teach(found: PrecisionMeasured, setting: Setting) -> Taught:
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"{faster[0].upper()}{faster[1:]}; but 1 + 0.001, a thousand times, is {_number(by_dtype['bf16'].sum_of_updates)} "
-        f"in bf16 instead of 2.",
+        answer=sentence(
+            "{faster}; but 1 + 0.001, a thousand times, is {summed} in bf16 instead of 2.",
+            faster=faster[0].upper() + faster[1:],
+            summed=_number(by_dtype["bf16"].sum_of_updates),
+        ),
         pictures=(_holds(found), _speeds(found)),
-        seen=_seen(by_dtype, times, setting),
+        seen=_seen(by_dtype, times),
         rated=rated_rows(
             "Products of other hardware",
             _RATED,
             [
                 (
                     gpu,
-                    *(
+                    tuple(
                         flop_rate(gpu.dense_flops_per_s[dtype]) if dtype in gpu.dense_flops_per_s else ""
                         for dtype in _RATED
                     ),
@@ -145,7 +148,7 @@ def teach(found: PrecisionMeasured, setting: Setting) -> Taught:
             ),
             Advice(
                 command="flatout tune --allow fp16 train.py",
-                why="fp16 with loss scaling, for cards without bf16: it changes the training, so it is asked for",
+                why="fp16 with loss scaling, for cards without bf16: it has to be asked for",
             ),
             Advice(
                 command="flatout run --on-nan skip train.py",
@@ -157,25 +160,33 @@ def teach(found: PrecisionMeasured, setting: Setting) -> Taught:
     )
 
 
-def _seen(by_dtype: dict[Dtype, Format], times: float | None, setting: Setting) -> tuple[str, ...]:
-    bf16, fp16 = by_dtype["bf16"], by_dtype["fp16"]
-    words = [
-        f"bf16 keeps fp32's range and gives up digits: after 1 comes {1 + bf16.step_at_one:g}. An update of 0.001 is "
-        "less than half of that step, so it is rounded away, each time. That is why autocast keeps the weights in "
-        "fp32 and only multiplies in bf16: the small updates add up where there are digits for them.",
-        f"fp16 has more digits and less range: 70,000 is infinite, and 1e-8, an ordinary gradient, became "
-        f"{_number(fp16.small)}. So fp16 needs loss scaling, and bf16 does not.",
-        "fp8 is for the inputs of products alone, with a scale beside each tensor; sums stay in fp32.",
-    ]
-    if times is not None and times < 1:
-        words.append(
-            f"Here bf16 is slower than fp32 ({three_digits(times)} times as fast): this processor has no units for it. "
-            "What is good advice on one machine costs time on another; that is why it is measured."
-        )
-    elif times is not None:
-        more = " (and half the bytes of fp32 move)" if setting.on_gpu else ""
-        words.append(f"Products in bf16 run {three_digits(times)} times as fast as in fp32 here{more}.")
-    return tuple(words)
+_SEEN = """
+bf16 keeps fp32's range and gives up digits: after 1 comes {next}. An update of 0.001 is less than half of
+that step, so it is rounded away, each time. That is why autocast keeps the weights in fp32 and only
+multiplies in bf16: the small updates add up where there are digits for them.
+
+fp16 has more digits and less range: 70,000 is infinite, and 1e-8, an ordinary gradient, became {small}. So
+fp16 needs loss scaling, and bf16 does not.
+
+fp8 is for the inputs of products alone, with a scale beside each tensor; sums stay in fp32.
+"""
+_SLOWER = """
+Here bf16 is slower than fp32 ({times} times as fast): this processor has no units for it. What is good
+advice on one machine costs time on another; that is why it is measured.
+"""
+_FASTER = """
+Products in bf16 run {times} times as fast as in fp32 here, and half the bytes move. Whether a job becomes
+that much faster depends on how much of it is products: flatout learn bound.
+"""
+
+
+def _seen(by_dtype: dict[Dtype, Format], times: float | None) -> tuple[str, ...]:
+    words = paragraphs(
+        _SEEN, next=f"{1 + by_dtype['bf16'].step_at_one:g}", small=_number(by_dtype["fp16"].small)
+    )
+    if times is not None:
+        words += paragraphs(_SLOWER if times < 1 else _FASTER, times=three_digits(times))
+    return words
 
 
 def _number(value: float | None) -> str:
@@ -210,7 +221,7 @@ def _holds(found: PrecisionMeasured) -> TablePicture:
             )
             for one in found.formats
         ),
-        caption="The error is that of random matrices rounded to the format and multiplied exactly, against float64.",
+        caption="The error: random matrices rounded to the format and multiplied exactly, against float64.",
     )
 
 

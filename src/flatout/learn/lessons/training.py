@@ -6,7 +6,7 @@ from typing import Any
 
 from flatout.learn.bench import Bench
 from flatout.learn.lesson import Lesson, Setting
-from flatout.learn.saying import count_words, rated_rows
+from flatout.learn.saying import count_words, paragraphs, rated_rows, sentence
 from flatout.learn.small_gpt import loss_of, small_gpt, tokens_of
 from flatout.records.learn import (
     Advice,
@@ -101,30 +101,26 @@ def teach(found: TrainingMeasured, setting: Setting) -> Taught:
         id=LESSON.id,
         title=LESSON.title,
         question=LESSON.question,
-        answer=f"Each parameter holds {each:.1f} bytes before the first sample comes; {count_words(setting.params)} of "
-        f"them {memory_size(needed)}. The batch comes on top.",
-        pictures=(_who(found, last), _growth(found, fixed)),
-        seen=(
-            f"A parameter in fp32 is {found.parameter_bytes / found.parameters:.0f} bytes. Training adds its gradient "
-            f"({found.gradient_bytes / found.parameters:.0f}) and AdamW's two averages "
-            f"({found.optimizer_bytes / found.parameters:.0f}), for each of them. Inference needs none of that: what "
-            "loads and answers may still be far from training.",
-            f"Activations are what the forward pass keeps for the backward pass: {memory_size(last.activation_bytes)} at "
-            f"batch {last.batch}, {percent(last.activation_bytes / (fixed + last.activation_bytes))} of all. They grow "
-            "with the batch and with the length of samples; the rest does not. So a smaller batch helps against "
-            "activations alone, and sharding against the rest alone.",
-            "bf16 autocast leaves parameters, gradients and averages in fp32; it halves much of the activations.",
-            *_peak_words(found, fixed),
+        answer=sentence(
+            """Each parameter holds {each} bytes before the first sample comes; {count} of them {needed}. The
+            batch comes on top.""",
+            each=f"{each:.1f}",
+            count=count_words(setting.params),
+            needed=memory_size(needed),
         ),
+        pictures=(_who(found, last), _growth(found, fixed)),
+        seen=_seen(found, fixed),
         rated=rated_rows(
-            f"Training {count_words(setting.params)} parameters with AdamW in fp32: GPUs needed without any batch",
+            f"Training {count_words(setting.params)} parameters with AdamW in fp32, before any batch",
             ("memory", "parameters that fit", "GPUs at least, if all is sharded"),
             [
                 (
                     gpu,
-                    memory_size(gpu.usable_bytes),
-                    count_words(gpu.usable_bytes / each),
-                    f"{-(-needed // gpu.usable_bytes):.0f}",
+                    (
+                        memory_size(gpu.usable_bytes),
+                        count_words(gpu.usable_bytes / each),
+                        f"{-(-needed // gpu.usable_bytes):.0f}",
+                    ),
                 )
                 for gpu in setting.compared
             ],
@@ -164,20 +160,43 @@ def teach(found: TrainingMeasured, setting: Setting) -> Taught:
     )
 
 
-def _peak_words(found: TrainingMeasured, fixed: int) -> tuple[str, ...]:
+_SEEN = """
+A parameter in fp32 is {parameter} bytes. Training adds its gradient ({gradient}) and AdamW's two averages
+({optimizer}), for each of them. Inference needs none of that: what loads and answers may still be far from
+training.
+
+Activations are what the forward pass keeps for the backward pass: {activations} at batch {batch}, {share}
+of all. They grow with the batch and with the length of samples; the rest does not. So a smaller batch helps
+against activations alone, and sharding against the rest alone.
+
+bf16 autocast leaves parameters, gradients and averages in fp32; it halves much of the activations.
+"""
+_PEAK = """
+torch's own peak in that step was {peak}, {more} times the sum of the parts: gradients of activations and
+workspace come and go.
+"""
+
+
+def _seen(found: TrainingMeasured, fixed: int) -> tuple[str, ...]:
     last = found.points[-1]
-    if last.peak_bytes is None:
-        return ()
-    more = last.peak_bytes / (fixed + last.activation_bytes)
-    return (
-        f"torch's own peak in that step was {memory_size(last.peak_bytes)}, {three_digits(more)} times the sum of the "
-        "parts: gradients of activations and workspace come and go.",
+    words = paragraphs(
+        _SEEN,
+        parameter=f"{found.parameter_bytes / found.parameters:.0f}",
+        gradient=f"{found.gradient_bytes / found.parameters:.0f}",
+        optimizer=f"{found.optimizer_bytes / found.parameters:.0f}",
+        activations=memory_size(last.activation_bytes),
+        batch=last.batch,
+        share=percent(last.activation_bytes / (fixed + last.activation_bytes)),
     )
+    if last.peak_bytes is not None:
+        more = three_digits(last.peak_bytes / (fixed + last.activation_bytes))
+        words += paragraphs(_PEAK, peak=memory_size(last.peak_bytes), more=more)
+    return words
 
 
 def _who(found: TrainingMeasured, last: BatchPoint) -> BarPicture:
     return BarPicture(
-        title=f"Who holds what: a GPT of {count_words(found.parameters)} parameters, AdamW, batch {last.batch}",
+        title=f"Who holds what: {count_words(found.parameters)} parameters, AdamW, batch {last.batch}",
         unit="bytes",
         bars=(
             LearnBar(label="parameters", value=float(found.parameter_bytes)),
