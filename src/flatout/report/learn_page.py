@@ -1,6 +1,7 @@
 """Lessons as one offline page: the answer first, then the picture, what one sees in it, and what to do."""
 
 import dataclasses
+import math
 
 from flatout.records.learn import BarPicture, CurvePicture, Learned, Origin, Picture
 from flatout.report.charts import Axis, Chart, Dot, Shape, Tick, points, positive
@@ -8,11 +9,14 @@ from flatout.report.learn import bar_shares, device_words
 from flatout.report.learn_words import ORIGINS, figure_words
 from flatout.report.page import environment
 
-_AREA = {"left": 84.0, "top": 26.0, "right": 664.0, "bottom": 270.0}
-_WIDTH, _HEIGHT = 690.0, 318.0
+_AREA = {"left": 96.0, "top": 44.0, "right": 584.0, "bottom": 250.0}
+_WIDTH, _HEIGHT = 616.0, 296.0
+# Names of marks: about how wide a letter is, and in how many rows they may stand.
+_LETTER, _MARK_ROWS = 7.5, 2
+_MANY_DECADES = 300.0
 _COLOURS = ("first", "second", "third")
 # Lines of the grid that a phone has room for.
-_TICKS = 7
+_TICKS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,12 @@ def curve_keys(picture: CurvePicture) -> list[tuple[str, str]]:
     if len(picture.curves) < 2:
         return []
     return [
-        (_COLOURS[place % 3], f"{curve.name} ({ORIGINS[curve.origin]})")
+        (
+            _COLOURS[place % 3],
+            ORIGINS[curve.origin]
+            if curve.name == curve.origin
+            else f"{curve.name} ({ORIGINS[curve.origin]})",
+        )
         for place, curve in enumerate(picture.curves)
     ]
 
@@ -81,11 +90,10 @@ def curve_chart(picture: Picture) -> Chart | None:
     x = Axis([x for x, _ in every], _AREA["left"], _AREA["right"], log=True, pad=0.02)
     values = [y for _, y in every] + ([] if picture.y_scale == "log" else [0.0])
     y = Axis(values, _AREA["bottom"], _AREA["top"], log=picture.y_scale == "log")
-    inside = [mark for mark in picture.marks if _AREA["left"] <= x.at(mark.x) <= _AREA["right"]]
     return Chart(
         title=picture.title,
         x_label=picture.x_label,
-        y_label=picture.y_label,
+        y_label="",  # the title and the units say it, and a phone has no room
         width=_WIDTH,
         height=_HEIGHT,
         area=_AREA,
@@ -94,7 +102,7 @@ def curve_chart(picture: Picture) -> Chart | None:
         lines=[Shape(_COLOURS[place % 3], points(x, y, run)) for place, run in enumerate(runs) if run],
         dots=[
             *(_dot(picture, x, y, at, place) for place, run in enumerate(runs[:1]) for at in run),
-            *(_mark(x.at(mark.x), mark.label) for mark in inside),
+            *_marks(picture, x),
         ],
     )
 
@@ -104,11 +112,20 @@ def _dot(picture: CurvePicture, x: Axis, y: Axis, at: tuple[float, float], place
     return Dot(x.at(at[0]), y.at(at[1]), _COLOURS[place], title, None, "", 0.0, 0.0, "start")
 
 
-def _mark(at: float, label: str) -> Dot:
-    """A dashed line from top to bottom, with its name above it."""
+def _marks(picture: CurvePicture, x: Axis) -> list[Dot]:
+    """Dashed lines from top to bottom, each with its name above it; a name that has no room goes a row up."""
     top, bottom = _AREA["top"], _AREA["bottom"]
-    anchor = "end" if at > (_AREA["left"] + _AREA["right"]) / 2 else "start"
-    return Dot(at, top, "mark", label, (top, bottom), label, at, top - 9, anchor)
+    drawn, taken = [], [_AREA["left"] - 2 * _LETTER] * _MARK_ROWS
+    for mark in sorted(picture.marks, key=lambda one: one.x):
+        at = x.at(mark.x)
+        if not _AREA["left"] <= at <= _AREA["right"]:
+            continue
+        starts = max(_AREA["left"], at - _LETTER * len(mark.label))
+        row = next((row for row in range(_MARK_ROWS) if taken[row] + _LETTER < starts), _MARK_ROWS - 1)
+        taken[row] = starts + _LETTER * len(mark.label)
+        y = top - 9 - 17 * row
+        drawn.append(Dot(at, top, "mark", mark.label, (top, bottom), mark.label, starts, y, "start"))
+    return drawn
 
 
 def _x_ticks(picture: CurvePicture, run: list[tuple[float, float]], x: Axis) -> list[Tick]:
@@ -118,10 +135,18 @@ def _x_ticks(picture: CurvePicture, run: list[tuple[float, float]], x: Axis) -> 
 
 
 def _y_ticks(picture: CurvePicture, values: list[float], y: Axis) -> list[Tick]:
-    if picture.y_scale == "linear":
-        return y.ticks()
+    """A handful of round values that lie inside; bytes are round in powers of two."""
     low, high = min(values), max(values)
-    decades = [10.0**power for power in range(-10, 19) if low / 2 <= 10.0**power <= high * 2]
-    if len(decades) < 2:
-        decades = [low, (low * high) ** 0.5, high]
-    return [Tick(y.at(value), figure_words(value, picture.y_unit)) for value in decades]
+    if picture.y_scale == "linear":
+        step = 2.0 ** math.floor(math.log2(high / 3)) if picture.y_unit == "bytes" else high / 4
+        inside = [number * step for number in range(1, 8) if number * step <= high]
+    elif picture.y_unit == "bytes":
+        inside = [2.0**power for power in range(80) if low <= 2.0**power <= high]
+    else:
+        wide = high / low > _MANY_DECADES
+        mantissas = (1.0,) if wide else (1.0, 2.0, 5.0)
+        inside = [m * 10.0**p for p in range(-10, 19) for m in mantissas if low <= m * 10.0**p <= high]
+    every = -(-len(inside) // _TICKS) if inside else 1
+    return [
+        Tick(y.at(value), figure_words(value, picture.y_unit)) for value in inside[::every] or [low, high]
+    ]

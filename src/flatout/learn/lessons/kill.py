@@ -94,7 +94,7 @@ def teach(found: KillMeasured, setting: Setting) -> Taught:  # noqa: ARG001 - a 
         title=LESSON.title,
         question=LESSON.question,
         answer=sentence(
-            """Of {done} steps, a job that was killed while it saved over its old file kept {kept}; one that wrote
+            """Of {done} steps, a job killed while it saved over its old file kept {kept}; one that wrote
             under another name first kept {careful} of {careful_done}.""",
             done=plain_kill.steps_done,
             kept=plain_kill.steps_kept,

@@ -18,7 +18,7 @@ from flatout.records.learn import (
     LearnFigure,
     Taught,
 )
-from flatout.records.words import byte_rate, duration, flop_rate, memory_size, three_digits
+from flatout.records.words import duration, memory_size, three_digits
 
 _ROUNDS = 20
 _SIZES = tuple(4**power for power in range(13))
@@ -134,15 +134,13 @@ def teach(found: LaunchMeasured, setting: Setting) -> Taught:
         seen=_seen(found, slowest / fastest),
         rated=rated_rows(
             f"What other hardware could do in one launch of {duration(found.launch_s)}",
-            ("memory moved", "at", "operations, bf16", "at "),
+            ("memory moved", "operations in bf16"),
             [
                 (
                     gpu,
                     (
                         memory_size(gpu.memory_bandwidth_bytes_per_s * found.launch_s),
-                        byte_rate(gpu.memory_bandwidth_bytes_per_s),
-                        f"{three_digits(gpu.dense_flops_per_s['bf16'] * found.launch_s / 1e9)} G",
-                        flop_rate(gpu.dense_flops_per_s["bf16"]),
+                        f"{three_digits(gpu.dense_flops_per_s['bf16'] * found.launch_s / 1e9)} GFLOP",
                     ),
                 )
                 for gpu in setting.compared

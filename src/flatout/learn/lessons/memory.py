@@ -140,6 +140,9 @@ def _rungs(found: MemoryMeasured, setting: Setting) -> list[_Rung]:
         below = cache.size_bytes
         if inside:
             rungs.append(_Rung(cache.name, max(inside)))
+    if not rungs:  # nobody tells how large the caches are: the best is theirs, and the largest sizes memory's
+        rungs.append(_Rung("what lies near", max(p.bytes_per_s for p in found.points)))
+        below = found.points[-1].size_bytes // (2 * _WELL_BEYOND)
     beyond = [p.bytes_per_s for p in found.points if p.size_bytes >= _WELL_BEYOND * below]
     rungs.append(_Rung(_memory_name(setting), statistics.median(beyond or [found.points[-1].bytes_per_s])))
     for name, rate in (

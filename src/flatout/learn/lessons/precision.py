@@ -217,7 +217,7 @@ def _holds(found: PrecisionMeasured) -> TablePicture:
                 "cannot add" if one.sum_of_updates is None else _number(one.sum_of_updates),
                 _number(one.large),
                 _number(one.small),
-                "none" if one.product_error is None else f"{one.product_error:.1e}",
+                "0" if one.product_error is None else f"{one.product_error:.1e}",
             )
             for one in found.formats
         ),

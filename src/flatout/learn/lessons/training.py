@@ -214,6 +214,7 @@ def _growth(found: TrainingMeasured, fixed: int) -> CurvePicture:
         x_unit="number",
         y_label="bytes",
         y_unit="bytes",
+        y_scale="linear",
         curves=(
             LearnCurve(
                 name="activations",
