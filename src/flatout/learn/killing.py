@@ -25,6 +25,7 @@ _IN_BETWEEN = range(SAVE_EVERY // 4, SAVE_EVERY - 4)
 _END_BYTES = 16
 
 Way = Literal["plain", "careful"]
+Child = subprocess.Popen[bytes]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Killed:
 
 
 @contextlib.contextmanager
-def job(way: Way, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def job(way: Way, folder: Path) -> Iterator[Child]:
     """A job of its own; it and what it started are gone afterwards."""
     folder.mkdir()
     with (folder / "log").open("wb") as log, (folder / "complaints").open("wb") as complaints:
@@ -71,7 +72,7 @@ def _ordinary() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
-def _signal_all(child: "subprocess.Popen[bytes]", by: signal.Signals) -> None:
+def _signal_all(child: Child, by: signal.Signals) -> None:
     """The job and all that it has started: its writer is a process of its own."""
     with contextlib.suppress(psutil.NoSuchProcess):
         one = psutil.Process(child.pid)
@@ -80,7 +81,7 @@ def _signal_all(child: "subprocess.Popen[bytes]", by: signal.Signals) -> None:
                 process.send_signal(by)
 
 
-def wait_for(child: "subprocess.Popen[bytes]", folder: Path, seen: Callable[[], bool], what: str) -> None:
+def wait_for(child: Child, folder: Path, seen: Callable[[], bool], what: str) -> None:
     """Look until it is seen; a job that ends before, or that takes too long, is an error."""
     deadline = time.monotonic() + _DEADLINE_S
     while not seen():
@@ -94,7 +95,7 @@ def wait_for(child: "subprocess.Popen[bytes]", folder: Path, seen: Callable[[], 
         time.sleep(_LOOK_S)
 
 
-def freeze_when(child: "subprocess.Popen[bytes]", folder: Path, seen: Callable[[], bool], what: str) -> None:
+def freeze_when(child: Child, folder: Path, seen: Callable[[], bool], what: str) -> None:
     """Stop the clock for the job at an instant that is seen, so that it cannot pass before the kill comes."""
     while True:
         wait_for(child, folder, seen, what)
@@ -105,7 +106,7 @@ def freeze_when(child: "subprocess.Popen[bytes]", folder: Path, seen: Callable[[
         _signal_all(child, signal.SIGCONT)
 
 
-def killed_while_saving(child: "subprocess.Popen[bytes]", folder: Path) -> Killed:
+def killed_while_saving(child: Child, folder: Path) -> Killed:
     """SIGKILL in the middle of a plain save, over the one before."""
     file = folder / CHECKPOINT
     wait_for(child, folder, lambda: read_progress(folder)[1] > 0, "its first save")
@@ -128,7 +129,7 @@ def killed_while_saving(child: "subprocess.Popen[bytes]", folder: Path) -> Kille
     )
 
 
-def killed_while_checkpointing(child: "subprocess.Popen[bytes]", folder: Path) -> Killed:
+def killed_while_checkpointing(child: Child, folder: Path) -> Killed:
     """SIGKILL of the job and its writer in the middle of a careful save."""
     kept = folder / KEPT
     wait_for(child, folder, lambda: bool(checkpoints(kept)), "its first checkpoint")
@@ -148,7 +149,7 @@ def killed_while_checkpointing(child: "subprocess.Popen[bytes]", folder: Path) -
     )
 
 
-def told_to_stop(child: "subprocess.Popen[bytes]", folder: Path, way: Way) -> Killed:
+def told_to_stop(child: Child, folder: Path, way: Way) -> Killed:
     """SIGTERM between two saves, as schedulers and preempted machines send it."""
 
     def is_in_between() -> bool:
@@ -169,7 +170,7 @@ def told_to_stop(child: "subprocess.Popen[bytes]", folder: Path, way: Way) -> Ki
     )
 
 
-def _end(child: "subprocess.Popen[bytes]", by: signal.Signals) -> int:
+def _end(child: Child, by: signal.Signals) -> int:
     # SIGTERM goes to the job alone, as from a scheduler; SIGKILL to all of it, as when a machine goes away.
     if by is signal.SIGKILL:
         _signal_all(child, by)

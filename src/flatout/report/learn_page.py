@@ -9,8 +9,8 @@ from flatout.report.learn import bar_shares, device_words
 from flatout.report.learn_words import ORIGINS, figure_words
 from flatout.report.page import environment
 
-_AREA = {"left": 96.0, "top": 44.0, "right": 584.0, "bottom": 250.0}
-_WIDTH, _HEIGHT = 616.0, 296.0
+_AREA = {"left": 120.0, "top": 44.0, "right": 592.0, "bottom": 250.0}
+_WIDTH, _HEIGHT = 630.0, 296.0
 # Names of marks: about how wide a letter is, and in how many rows they may stand.
 _LETTER, _MARK_ROWS = 7.5, 2
 _MANY_DECADES = 300.0

@@ -3,12 +3,14 @@
 import dataclasses
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from flatout.learn.bench import Bench
 from flatout.learn.jobs.killed import CHECKPOINT
 from flatout.learn.killing import (
+    Child,
     Killed,
     Way,
     job,
@@ -50,30 +52,25 @@ class KillMeasured:
 
 
 def measure(bench: Bench) -> KillMeasured:
-    """Start all four, then end one after the other at its instant."""
-    bench.say("starting four small jobs")
-    plans: tuple[tuple[Way, str, Callable[..., Killed]], ...] = (
-        ("plain", "waiting for a save to kill", killed_while_saving),
-        ("careful", "waiting for a checkpoint to kill", killed_while_checkpointing),
-        ("plain", "asking a job to stop", lambda child, folder: told_to_stop(child, folder, "plain")),
-        (
-            "careful",
-            "asking a careful job to stop",
-            lambda child, folder: told_to_stop(child, folder, "careful"),
-        ),
+    """Start all four, and end each at its instant."""
+    plans: tuple[tuple[Way, Callable[[Child, Path], Killed]], ...] = (
+        ("plain", killed_while_saving),
+        ("careful", killed_while_checkpointing),
+        ("plain", partial(told_to_stop, way="plain")),
+        ("careful", partial(told_to_stop, way="careful")),
     )
-    ended = []
-    with tempfile.TemporaryDirectory(prefix="flatout-learn-") as name, ExitStack() as stack:
+    bench.say("four small jobs train, and are killed")
+    with tempfile.TemporaryDirectory(prefix="flatout-learn-") as name, ThreadPoolExecutor(len(plans)) as pool:
         folders = [Path(name) / str(number) for number in range(len(plans))]
-        children = [
-            stack.enter_context(job(way, folder)) for (way, _, _), folder in zip(plans, folders, strict=True)
-        ]
-        for (_, words, kill), child, folder in zip(plans, children, folders, strict=True):
-            bench.say(words)
-            ended.append(kill(child, folder))
+        ended = list(pool.map(_killed, folders, *zip(*plans, strict=True)))
         bench.say("loading what is left")
         ended[0] = _with_load_error(bench, ended[0], folders[0] / CHECKPOINT)
     return KillMeasured(jobs=tuple(ended))
+
+
+def _killed(folder: Path, way: Way, kill: Callable[[Child, Path], Killed]) -> Killed:
+    with job(way, folder) as child:
+        return kill(child, folder)
 
 
 def _with_load_error(bench: Bench, killed: Killed, file: Path) -> Killed:
