@@ -1,18 +1,24 @@
 """Lessons on a real GPU: what is measured is the GPU, and its figures hang together."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Run
-from tests.e2e.conftest import flatout as flatout
-
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.timeout(280)
-def test_lessons_measure_the_gpu(flatout: Run) -> None:
-    done = flatout("learn", "memory", "bound", "launch", "precision", "training", "--json")
+def test_lessons_measure_the_gpu(tmp_path: Path) -> None:
+    lessons = ("memory", "bound", "launch", "precision", "training")
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "learn", *lessons, "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FLATOUT_CACHE_DIR": str(tmp_path)},
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["device"]["torch_device"] == "cuda:0"

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,13 +24,13 @@ _BURSTS, _ROUNDS = 5, 15
 
 
 class BenchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is told: which lessons, on which device, what is known of it, and what was asked."""
+    """What the child is told: which lessons, on which device, and what is known of it."""
 
     lessons: tuple[str, ...]
     device: str
     known: Measured | None = None
-    params: float
-    gpus: int
+    # A folder for what lessons write; whoever gave the order removes it, however this process ends.
+    scratch: str
 
 
 class Bench:
@@ -54,6 +55,11 @@ class Bench:
     def watch(self) -> Stopwatch:
         """Times calls on the device."""
         return Stopwatch(self.torch, self.device)
+
+    @property
+    def scratch(self) -> Path:
+        """Where to write files that go with the lesson."""
+        return Path(self.order.scratch)
 
     @property
     def on_cpu(self) -> bool:

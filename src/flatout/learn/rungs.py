@@ -124,9 +124,8 @@ def in_order_and_shuffled(bench: Bench) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def disk_write_bytes_per_s() -> tuple[float | None, str]:
-    """How fast a file gets onto the disk of the folder for temporary files; None where it cannot be."""
-    folder = tempfile.gettempdir()
+def disk_write_bytes_per_s(folder: Path) -> float | None:
+    """How fast a file gets onto the disk of a folder; None where it cannot be written."""
     data = os.urandom(1 << 20) * (_DISK_BYTES >> 20)
     taken = []
     try:
@@ -138,8 +137,8 @@ def disk_write_bytes_per_s() -> tuple[float | None, str]:
                 os.fsync(file.fileno())
                 taken.append(time.perf_counter() - started)
     except OSError:
-        return None, folder
-    return _DISK_BYTES / statistics.median(taken), folder
+        return None
+    return _DISK_BYTES / statistics.median(taken)
 
 
 def core_bandwidth(bench: Bench) -> float:

@@ -1,6 +1,7 @@
 """From a request to lessons: choose the device, have the child measure, find the words."""
 
 import dataclasses
+import tempfile
 
 import msgspec
 
@@ -52,19 +53,19 @@ def learn(request: Request, *, on_stage: OnStage = lambda _stage, _done, _total:
         gpus=request.gpus,
         tokens=request.tokens,
     )
-    order = BenchOrder(
-        lessons=tuple(lesson.id for lesson in lessons),
-        device=target.torch_device,
-        known=None if request.fresh else _known(target, version),
-        params=request.params,
-        gpus=request.gpus,
-    )
     disturbance = Disturbance()
     taught: list[Taught] = []
-    for name, found, took_s in measured_in_child(order, target.environment, on_stage):
-        lesson = BY_ID[name]
-        made = lesson.teach(msgspec.convert(found, lesson.record), setting)
-        taught.append(dataclasses.replace(made, took_s=took_s))
+    with tempfile.TemporaryDirectory(prefix="flatout-learn-") as scratch:
+        order = BenchOrder(
+            lessons=tuple(lesson.id for lesson in lessons),
+            device=target.torch_device,
+            known=None if request.fresh else _known(target, version),
+            scratch=scratch,
+        )
+        for name, found, took_s in measured_in_child(order, target.environment, on_stage):
+            lesson = BY_ID[name]
+            made = lesson.teach(msgspec.convert(found, lesson.record), setting)
+            taught.append(dataclasses.replace(made, took_s=took_s))
     # What is counted and not timed is the same on a busy machine.
     disturbed = disturbance.words() if any(lesson.on_device for lesson in lessons) else ""
     return Learned(device=setting.device, lessons=tuple(taught), disturbed=disturbed)

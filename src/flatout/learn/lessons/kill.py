@@ -60,7 +60,7 @@ def measure(bench: Bench) -> KillMeasured:
         ("careful", partial(told_to_stop, way="careful")),
     )
     bench.say("four small jobs train, and are killed")
-    with tempfile.TemporaryDirectory(prefix="flatout-learn-") as name, ThreadPoolExecutor(len(plans)) as pool:
+    with tempfile.TemporaryDirectory(dir=bench.scratch) as name, ThreadPoolExecutor(len(plans)) as pool:
         folders = [Path(name) / str(number) for number in range(len(plans))]
         ended = list(pool.map(_killed, folders, *zip(*plans, strict=True)))
         bench.say("loading what is left")

@@ -61,7 +61,7 @@ def measure(bench: Bench) -> MemoryMeasured:
         in_order, shuffled = in_order_and_shuffled(bench)
         link = _link(bench)
     bench.say("disk")
-    disk, folder = disk_write_bytes_per_s()
+    disk = disk_write_bytes_per_s(bench.scratch)
     return MemoryMeasured(
         points=points,
         caches=caches,
@@ -70,7 +70,7 @@ def measure(bench: Bench) -> MemoryMeasured:
         pinned_bytes_per_s=link.get("h2d_pinned_bytes_per_s"),
         pageable_bytes_per_s=link.get("h2d_pageable_bytes_per_s"),
         disk_bytes_per_s=disk,
-        disk_folder=folder,
+        disk_folder=str(bench.scratch.parent),
     )
 
 

@@ -67,7 +67,7 @@ def measure(bench: Bench) -> ParallelMeasured:
             expected="Linux, whose kernel counts it",
             remedy="flatout learn parallel in a container or on the machine that trains",
         )
-    with tempfile.TemporaryDirectory(prefix="flatout-learn-") as name:
+    with tempfile.TemporaryDirectory(dir=bench.scratch) as name:
         folder = Path(name)
         _run(bench, folder)
         found = {
