@@ -8,6 +8,7 @@ import pytest
 from flatout.report.autopsy_page import autopsy_page
 from flatout.report.fit_page import fit_page
 from flatout.report.fleet_page import fleet_page
+from flatout.report.learn_page import learn_page
 from flatout.report.power_page import power_page
 from flatout.report.profile_page import profile_page
 from flatout.report.trace_page import trace_page
@@ -17,6 +18,7 @@ from tests.profiles import profile, recorded, recorded_trace
 from tests.unit.report import test_autopsy_page as autopsies
 from tests.unit.report import test_fit_page as fits
 from tests.unit.report import test_fleet_page as fleets
+from tests.unit.report import test_learn_page as lessons
 from tests.unit.report import test_power_page as sweeps
 from tests.unit.report.test_profile_page import EVIL, HUGE, hostile
 from tests.unit.report.test_tuning_page import TUNING
@@ -33,6 +35,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "hostile fit": lambda: fit_page(fits.hostile(EVIL + HUGE)),
     "fleet": lambda: fleet_page(fleets.fleet(20)),
     "hostile fleet": lambda: fleet_page(fleets.fleet(3, name=EVIL + HUGE, job=EVIL + HUGE)),
+    "learn": lambda: learn_page(lessons.LEARNED),
+    "hostile learn": lambda: learn_page(lessons.hostile(EVIL + HUGE)),
     "autopsy": lambda: autopsy_page(autopsies.AUTOPSY),
     "hostile autopsy": lambda: autopsy_page(autopsies.hostile(EVIL + HUGE)),
 }

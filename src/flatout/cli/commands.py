@@ -57,6 +57,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "explain": CommandEntry(
         "flatout.cli.explain", "What a finding means, how it is known, and when it can be wrong."
     ),
+    "learn": CommandEntry(
+        "flatout.cli.learn", "Concepts behind fast training, with figures of this machine."
+    ),
     "mcp": CommandEntry("flatout.cli.mcp", "These commands as tools for an agent."),
     "skills": CommandEntry("flatout.cli.skills", "What an agent should know: list it, or copy it."),
     "completion": CommandEntry("flatout.cli.completion", "Print the shell's completion script."),

@@ -1,0 +1,1 @@
+"""Concepts explained with figures of the reader's own machine: one lesson a file, in `lessons/`."""

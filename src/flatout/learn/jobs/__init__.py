@@ -1,0 +1,1 @@
+"""Small jobs that lessons start, follow and kill: each is a process of its own."""

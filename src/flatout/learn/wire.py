@@ -1,0 +1,36 @@
+"""How many bytes this process has sent to others, as the kernel counts them."""
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+
+# struct tcp_info of Linux: where tcpi_bytes_sent stands, and how long the answer then is (since 4.19).
+_BYTES_SENT_AT, _LONG_ENOUGH = 200, 208
+_ASKED = 256
+
+
+def can_count() -> bool:
+    """Whether this system tells."""
+    return sys.platform == "linux" and hasattr(socket, "TCP_INFO")
+
+
+def sent_bytes() -> int:
+    """All bytes that the open connections of this process have sent, those that were sent twice included."""
+    total = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith("socket:"):
+                total += _of(int(entry.name))
+    return total
+
+
+def _of(descriptor: int) -> int:
+    # A copy of the descriptor: closing it leaves the owner's open.
+    with contextlib.closing(socket.socket(fileno=os.dup(descriptor))) as copy:
+        answer = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED)
+    if len(answer) < _LONG_ENOUGH:
+        return 0
+    return int(struct.unpack_from("Q", answer, _BYTES_SENT_AT)[0])
