@@ -25,7 +25,7 @@ class TwoBusyGpus:
     def discover(self) -> Discovery:
         return Discovery(devices=(h200(), h200(index=1, uuid=SECOND_UUID, pci_bus_id="00000000:4c:00.0")))
 
-    def sample(self, devices: Sequence[Device]) -> list[DeviceSample]:
+    def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:
         self.looks += 1
         facts: dict[str, Any] = {
             "taken_at_unix_s": 1_760_000_000.0 + self.looks,

@@ -61,10 +61,11 @@ class OwnDevices:
                 self.reason = f"it trains on {'the CPU' if kind == 'cpu' else kind}"
 
     def sample(self) -> None:
-        """One sample of each."""
+        """One sample of each; what changes slowly is read once: nothing here is made of it."""
+        thoroughly = not self._last
         for source in {id(source): source for source, _ in self._own.values()}.values():
             own = [device for of, device in self._own.values() if of is source]
-            for sample in source.sample(own):
+            for sample in source.sample(own, thoroughly=thoroughly):
                 self._energy.add(sample)
                 if self._throttling is not None:
                     self._throttling.add(sample)
