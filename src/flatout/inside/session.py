@@ -21,6 +21,7 @@ from flatout.inside.compiler import CompilerTap
 from flatout.inside.copies import CopiesTap
 from flatout.inside.debugging.tap import DebugTap
 from flatout.inside.ending import Ending
+from flatout.inside.first_updates import LEARN_AT, FirstUpdates
 from flatout.inside.forward import ForwardTap
 from flatout.inside.gpu_side import GpuSide
 from flatout.inside.guarding import Guarding
@@ -30,10 +31,9 @@ from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
 from flatout.inside.looks import rise
-from flatout.inside.memory import MemoryTap, held_by
+from flatout.inside.memory import MemoryTap
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
-from flatout.inside.planned import updates_planned
 from flatout.inside.ranges import Ranges
 from flatout.inside.records_open import OpenRecords
 from flatout.inside.repeated_batches import RepeatedBatches
@@ -65,8 +65,6 @@ _TAPS: dict[str, Callable[["Session"], Tap]] = {
     "autopsy": AutopsyTap,
     "cleanup": CleanupTap,
 }
-# By now optimizers have their state and gradients exist: what the job holds can be told apart.
-_LEARN_AT = 2
 # Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
 # one in so many. Updates and evaluations are always seen.
 _EVERY_STEP = 256
@@ -113,7 +111,8 @@ class Session:
         self._compiler: CompilerTap | None = None
         self._taps: dict[str, Tap] = {}
         self._writer: EventWriter | None = None
-        self._heart: Heart | None = None
+        self.heart: Heart | None = None
+        self._first_updates = FirstUpdates(self)
         self._worker_loop: Any = None
         self._armed = False
         self._unsettled = False
@@ -136,10 +135,10 @@ class Session:
         for name in self.order.taps:
             if name in _TAPS:
                 self._install(name, _TAPS[name])
-        self._memory = self._tap("memory", MemoryTap)
-        self._compiler = self._tap("compiler", CompilerTap)
-        self.habits = self._tap("habits", HabitsTap)
-        self.cleanup = self._tap("cleanup", CleanupTap)
+        self._memory = self.tap("memory", MemoryTap)
+        self._compiler = self.tap("compiler", CompilerTap)
+        self.habits = self.tap("habits", HabitsTap)
+        self.cleanup = self.tap("cleanup", CleanupTap)
         if self.order.debug:
             self._install("debug", DebugTap)
         if self.order.same_random:
@@ -166,7 +165,7 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a tap may fail alone
             self.fail(name, error)
 
-    def _tap(self, name: str, kind: type[T]) -> T | None:
+    def tap(self, name: str, kind: type[T]) -> T | None:
         """The tap of this name, unless it was not ordered or has failed."""
         tap = self._taps.get(name)
         return tap if isinstance(tap, kind) else None
@@ -217,7 +216,7 @@ class Session:
 
     def backward_ended(self, ended_ns: int) -> None:
         """Updates may have been made by hooks of the pass."""
-        steps = self._tap("steps", StepsTap)
+        steps = self.tap("steps", StepsTap)
         if steps is not None:
             self.guarded("steps", steps.backward_ended, ended_ns)
 
@@ -225,8 +224,8 @@ class Session:
         """The quick end of a step that nobody looked at."""
         self.updates = updates = self.updates + 1
         self.log.add(("step", ended_ns, updates, False))
-        if self._heart is not None:
-            self._heart.beat(updates)
+        if self.heart is not None:
+            self.heart.beat(updates)
         if self.watch is not None:
             self.guarded("watch", self.watch.step, ended_ns)
         if not (updates + 1) % _LATER or self.ending.after is not None:
@@ -244,15 +243,15 @@ class Session:
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self.fail("memory", error)
                 self._memory = None
-        if updates <= _LEARN_AT or self._unsettled:
+        if updates <= LEARN_AT or self._unsettled:
             self._unsettled = late
-            self._settle_taps()
+            self._first_updates.settle()
         seen: dict[str, Any] = dict(memory or {})
         if self.order.infer and self.guarding is not None:  # what the outputs came to stands for a loss
             seen |= self.guarding.outputs_so_far()
         self.log.add(("step", ended_ns, updates, seen))
-        if self._heart is not None:
-            self._heart.beat(updates)
+        if self.heart is not None:
+            self.heart.beat(updates)
         self.watching = (
             updates < _EVERY_STEP
             or not (updates + 1) % _LATER
@@ -273,64 +272,17 @@ class Session:
                 self.bench.step()
             self.ending.look(updates)
 
-    def _settle_taps(self) -> None:
-        """What the first updates make known: the roots, the device, what the job holds."""
-        writer = self._running_writer()
-        if self.order.heartbeat and self._heart is None and "heartbeat" not in self.failed:
-            try:
-                self._heart = Heart(writer.folder)
-            except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                self.fail("heartbeat", error)
-        leading = self._leading_parameters()
-        if self.updates == 1 and leading:
-            self.gpu.find(leading[0].device)
-        forward = self._tap("forward", ForwardTap)
-        if forward is not None:
-            self.guarded("forward", forward.settle, {id(parameter) for parameter in leading})
-        if self.updates == _LEARN_AT:
-            self.guarded("memory", self._learn)
-            self.guarded("planned", self._learn_plan)
-
-    def _leading_parameters(self) -> list[Any]:
-        """Of the optimizer that leads; where nothing trains, of every model that is called."""
-        if self.calls is not None:
-            return [parameter for root in self.roots() for parameter in root.parameters()]
-        steps = self._tap("steps", StepsTap)
-        lead = steps.lead() if steps is not None else None
-        return [one for group in lead.param_groups for one in group["params"]] if lead is not None else []
-
     def optimizer_made(self, optimizer: Any) -> None:
         """A new optimizer, after the first updates: another phase begins, perhaps with another model."""
         if self.scene is not None:
             self.scene.optimizer_made(optimizer)
         if self.habits is not None:
             self.habits.optimizer_made()
-        forward = self._tap("forward", ForwardTap)
+        forward = self.tap("forward", ForwardTap)
         self.watching = True
         if self.updates and forward is not None:
             self.guarded("forward", forward.watch_again)
             self._unsettled = True
-
-    def _learn(self) -> None:
-        steps = self._tap("steps", StepsTap)
-        if steps is not None:
-            self.facts["holds"] = held_by(steps.optimizers(), self.torch, self.roots())
-            self.facts["optimizers"] = [type(optimizer).__qualname__ for optimizer in steps.optimizers()]
-        self.facts["roots"] = [type(root).__qualname__ for root in self.roots()]
-        self._learn_habits()
-
-    def _learn_plan(self) -> None:
-        planned = updates_planned(sys._getframe(1))  # noqa: SLF001
-        if planned is not None:
-            self.facts["updates_planned"] = planned
-
-    def _learn_habits(self) -> None:
-        steps = self._tap("steps", StepsTap)
-        if self.habits is not None and steps is not None:
-            before = self.facts.get("habits", {})
-            self.facts["habits"] = found = self.habits.describe(self.roots(), steps.optimizers())
-            if not found["optimizers"] and before:  # at the end of a script they may be gone
-                found["optimizers"] = before["optimizers"]
 
     def memory_rise(self) -> float:
         """By how many bytes a step memory seems to rise, roughly."""
@@ -338,7 +290,7 @@ class Session:
 
     def optimizers(self) -> list[Any]:
         """Every optimizer that has made an update."""
-        steps = self._tap("steps", StepsTap)
+        steps = self.tap("steps", StepsTap)
         return steps.optimizers() if steps is not None else []
 
     def may_switch_profilers(self) -> bool:
@@ -347,7 +299,7 @@ class Session:
 
     def roots(self) -> list[Any]:
         """The modules that train."""
-        forward = self._tap("forward", ForwardTap)
+        forward = self.tap("forward", ForwardTap)
         return forward.roots if forward is not None else []
 
     # Ending
@@ -370,14 +322,14 @@ class Session:
         if self.watch is not None:
             self.watch.close()
         if "habits" in self.facts:  # more shapes may have come since
-            self.guarded("habits", self._learn_habits)
-        steps = self._tap("steps", StepsTap)
+            self.guarded("habits", self._first_updates.learn_habits)
+        steps = self.tap("steps", StepsTap)
         if steps is not None:
             self.guarded("steps", steps.flush)
         if self.calls is not None:
             self.guarded("calls", self.calls.flush)
         self.guarded("device", self.gpu.drain)
-        debug = self._tap("debug", DebugTap)
+        debug = self.tap("debug", DebugTap)
         if debug is not None:
             self.guarded("debug", debug.close)
         writer = self._running_writer()
@@ -402,8 +354,8 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What there is to know of this process, beside its steps."""
         rank, world_size = self.rank_and_world_size()
-        loader, workers = self._tap("loader", LoaderTap), self._tap("workers", WorkersTap)
-        compiler = self._tap("compiler", CompilerTap)
+        loader, workers = self.tap("loader", LoaderTap), self.tap("workers", WorkersTap)
+        compiler = self.tap("compiler", CompilerTap)
         return {
             "pid": self._pid,
             "parent_pid": os.getppid(),
@@ -439,8 +391,8 @@ class Session:
 
     def _tick(self) -> None:
         """A few times a second, in the writer's thread."""
-        if self._heart is not None and self._writer is not None and self._writer.had_news:
-            self._heart.sign()
+        if self.heart is not None and self._writer is not None and self._writer.had_news:
+            self.heart.sign()
         if self.order.trial:
             stopping.end_if_the_keeper_is_gone()
             asked = stopping.asked_to_stop_after(Path(self.order.folder))
@@ -472,7 +424,7 @@ class Session:
         self._place = (0, 1)
         if self._memory is not None:
             self._memory.points.clear()
-        steps = self._tap("steps", StepsTap)
+        steps = self.tap("steps", StepsTap)
         if steps is not None:
             steps.restart()
 
