@@ -1,21 +1,16 @@
 """`flatout.generate`: text from a language model of transformers, near what the device's memory allows."""
 
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from flatout.infer.generating.generator import Generator, Request
-from flatout.infer.generating.planning import rows_that_fit
-from flatout.infer.generating.proving import refusal
+from flatout.infer.generating.own_settings import own_stops, unheeded
+from flatout.infer.generating.readiness import generator_for
 from flatout.infer.generating.sampling import Sampling
 
-# What was made ready for a model, with the room that it has; or why that was not possible.
-_ready: "weakref.WeakKeyDictionary[Any, Generator | str]" = weakref.WeakKeyDictionary()
-# Rooms grow by steps, so that requests of all lengths share one.
-_STEP = 256
 # More sequences than this take turns.
 _MOST_ROWS = 64
 
@@ -45,7 +40,7 @@ def generate(
         raise TypeError("prompts are texts: generate(..., tokenizer=...) is expected with these")
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     ids = [list(tokenizer(one)["input_ids"]) if texts else [int(word) for word in one] for one in given]
-    stops = _stops(model) if stop is None else tuple(stop)
+    stops = own_stops(model) if stop is None else tuple(stop)
     requests = [
         Request(prompt, max_new_tokens, Sampling(temperature=temperature, top_k=top_k, top_p=top_p), stops)
         for prompt in ids
@@ -61,29 +56,13 @@ def _answered(model: Any, requests: list[Request]) -> list[list[int]]:
     if not requests:
         return []
     length = max(len(one.prompt) + one.new_tokens for one in requests)
-    generator = generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
+    own = unheeded(model)
+    generator: Generator | str = f"its generation_config asks for {', '.join(own)}" if own else ""
+    generator = generator or generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
     if isinstance(generator, Generator):
         return generator.generate(requests)
     warnings.warn(f"flatout.generate leaves this model to its own generate(): {generator}", stacklevel=4)
     return [_by_itself(model, request) for request in requests]
-
-
-def generator_for(model: Any, *, rows: int, length: int) -> Generator | str:
-    """One with room for this, made now or before; or why there is none."""
-    known = _ready.get(model)
-    if isinstance(known, str):
-        return known
-    if known is not None and known.decoder.rows >= rows and known.decoder.length >= length:
-        return known
-    why = refusal(model, length) if known is None else ""
-    if why:
-        _ready[model] = why
-        return why
-    room = -(-length // _STEP) * _STEP
-    _ready.pop(model, None)
-    del known
-    made = _ready[model] = Generator(model, rows=rows_that_fit(model, rows, room), length=room)
-    return made
 
 
 @torch.no_grad()
@@ -104,10 +83,7 @@ def _by_itself(model: Any, request: Request) -> list[int]:
         **drawing,
     )
     first = 0 if getattr(model.config, "is_encoder_decoder", False) else len(request.prompt)
-    return [int(token) for token in out[0, first:]]
-
-
-def _stops(model: Any) -> tuple[int, ...]:
-    config = getattr(model, "generation_config", None) or getattr(model, "config", None)
-    found = getattr(config, "eos_token_id", None)
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+    found = [int(token) for token in out[0, first:]]
+    for token in found:
+        request.on_token(token)
+    return found

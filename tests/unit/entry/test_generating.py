@@ -1,6 +1,10 @@
 """`flatout.generate`: what the model itself would say, ours where that is proven, its own way elsewhere."""
 
+import copy
+import gc
+import pickle
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -99,3 +104,86 @@ def test_windows_shorter_than_the_sequence_are_refused() -> None:
 
 def test_nothing_asked_nothing_said(model: Any) -> None:
     assert flatout.generate(model, []) == []
+
+
+def small(**more: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, eos_token_id=None, pad_token_id=0, **more)).eval()
+
+
+def test_a_window_is_heeded_when_sequences_get_longer_than_it() -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(**SMALL, sliding_window=32, eos_token_id=None, pad_token_id=0)
+    mistral = AutoModelForCausalLM.from_config(config).eval()
+    assert flatout.generate(mistral, [[1, 2]], max_new_tokens=3) == [own(mistral, [1, 2], 3)]
+    with pytest.warns(UserWarning, match="the last 32 only"):
+        assert flatout.generate(mistral, [[5, 6]], max_new_tokens=60) == [own(mistral, [5, 6], 60)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flatout.generate(mistral, [[1, 2]], max_new_tokens=3)
+
+
+def test_what_was_made_ready_goes_with_the_model_and_into_no_copy_or_file() -> None:
+    mine = small()
+    flatout.generate(mine, [[1, 2]], max_new_tokens=2)
+    twin = copy.deepcopy(mine)
+    assert flatout.generate(twin, [[1, 2]], max_new_tokens=2) == [own(mine, [1, 2], 2)]
+    assert b"flatout" not in pickle.dumps(mine).replace(b"_flatout_generator", b"")
+    gone = weakref.ref(mine)
+    del mine
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_model_that_was_cast_or_put_into_eval_since_is_made_ready_anew() -> None:
+    mine = small(attention_dropout=0.5).train()
+    with pytest.warns(UserWarning, match="training mode"):
+        flatout.generate(mine, [[1, 2]], max_new_tokens=2)
+    mine.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert flatout.generate(mine, [[1, 2]], max_new_tokens=4) == [own(mine, [1, 2], 4)]
+        mine.double()
+        assert flatout.generate(mine, [[1, 2]], max_new_tokens=4) == [own(mine, [1, 2], 4)]
+
+
+@pytest.mark.parametrize("wrong", [[], [300], [-1, 4]])
+def test_a_prompt_that_cannot_be_answered_leaves_nothing_behind(model: Any, wrong: list[int]) -> None:
+    heard: list[Any] = []
+    with pytest.raises(ValueError, match="a prompt"):
+        flatout.generate(model, [[1, 2], wrong], max_new_tokens=3, on_token=lambda *told: heard.append(told))
+    assert flatout.generate(model, [[1, 2]], max_new_tokens=3) == [own(model, [1, 2], 3)]
+    assert heard == []
+
+
+def test_a_listener_that_fails_ends_its_call_and_no_other(model: Any) -> None:
+    def fails(number: int, _token: int) -> None:
+        raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        flatout.generate(model, PROMPTS, max_new_tokens=6, on_token=fails)
+    assert flatout.generate(model, PROMPTS, max_new_tokens=6) == [own(model, one, 6) for one in PROMPTS]
+
+
+def test_positions_beyond_a_table_are_left_to_the_model() -> None:
+    config = GPT2Config(n_embd=64, n_layer=1, n_head=4, n_positions=32, vocab_size=300)
+    assert "32 positions" in refusal(AutoModelForCausalLM.from_config(config).eval(), 33)
+    assert refusal(AutoModelForCausalLM.from_config(config).eval(), 32) == ""
+
+
+def test_settings_of_the_model_that_draws_do_not_know_are_left_to_the_model() -> None:
+    mine = small()
+    mine.generation_config.repetition_penalty = 1.5
+    with pytest.warns(UserWarning, match="repetition_penalty=1.5"):
+        assert flatout.generate(mine, [[1, 2]], max_new_tokens=40) == [own(mine, [1, 2], 40)]
+
+
+def test_who_asks_for_more_rows_and_longer_ones_by_turns_shares_one() -> None:
+    from flatout.infer.generating.readiness import generator_for
+
+    mine = small()
+    wide = generator_for(mine, rows=3, length=20)
+    both = generator_for(mine, rows=1, length=300)
+    assert both is not wide
+    assert generator_for(mine, rows=3, length=20) is both
+    assert generator_for(mine, rows=2, length=290) is both

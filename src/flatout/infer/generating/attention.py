@@ -24,7 +24,6 @@ def heads_ask_together(model: Any) -> Iterator[None]:
     if before != "sdpa":  # eager models may want weights, others have kernels of their own
         yield
         return
-    AttentionInterface.register(_NAME, _attend)
     config._attn_implementation_internal = _NAME  # noqa: SLF001
     try:
         yield
@@ -54,3 +53,6 @@ def _attend(
         together, key, value, attn_mask=attention_mask, scale=scaling
     )
     return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(_NAME, _attend)

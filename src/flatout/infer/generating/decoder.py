@@ -4,6 +4,8 @@ All that a step needs lies on the device, at places that never change: on a GPU 
 captured once, and each further token costs the host one launch.
 """
 
+import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ MOST_STOPS = 8
 NOTHING = -1
 # Attention looks at a part of the cache: this many places, and twice as many, and so on.
 _SHORTEST = 256
+# Kernels of attention read masks in pieces of this many: of other lengths they would be copied first.
+_ALIGNED = 64
 _WARM_UPS = 3
 # Products with one row are walks through a matrix: kernels made for that, tuned for this card.
 COMPILING: dict[str, Any] = {"coordinate_descent_tuning": True, "triton.cudagraphs": False}
@@ -35,7 +39,7 @@ class Decoder:
         self._compiles = on_gpu if compiled is None else compiled
         self._captures = on_gpu
         self.cache = RowCache()
-        self.cache.reserve(rows, length, of_one_token(model))
+        self.cache.reserve(rows, -(-length // _ALIGNED) * _ALIGNED, of_one_token(model))
         self._places = self.cache.places
         self.tokens = self._numbers(0)
         # How many more tokens a row gets, and what it got in the last step.
@@ -45,9 +49,13 @@ class Decoder:
         self.temperature = torch.zeros(rows, device=self.device)
         self.top_k, self.top_p = self._numbers(0), torch.ones(rows, device=self.device)
         self._noise = torch.ones(rows, model.config.get_text_config().vocab_size, device=self.device)
-        self._steps: dict[str, Callable[[], None]] = {}
+        self._forward = self._one_forward
+        self._choose: dict[str, Callable[[torch.Tensor], None]] = {}
         self._graphs: dict[tuple[str, int], Any] = {}
         self._pool: Any = None
+        if self._compiles:
+            # The model is compiled once, whatever is made of its logits: it takes a minute.
+            self._forward = torch.compile(self._one_forward, fullgraph=True, options=COMPILING)
 
     # Prompts
 
@@ -59,30 +67,30 @@ class Decoder:
         count = len(prompt)
         if not 0 < count < self.length:
             raise ValueError(f"a prompt of {count} tokens; 1 to {self.length - 1} have room here")
+        with self._on_device():
+            logits = self._prompt_logits(row, prompt)
+            self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
+            self.top_k[row] = sampling.top_k
+            self.stops[row] = NOTHING
+            self.stops[row, : len(stops)] = torch.tensor(list(stops)[:MOST_STOPS], dtype=torch.long)
+            self.cache.at[row] = count
+            own = slice(row, row + 1)
+            if sampling.kind != "greedy":
+                self._noise[own].exponential_()
+            settings = (self.temperature[own], self.top_k[own], self.top_p[own], self._noise[own])
+            first = next_tokens(sampling.kind, logits.float(), *settings)[0]
+            self.tokens[row] = self.emitted[row] = first
+            more = min(new_tokens, self.length - count) - 1
+            self.left[row] = torch.where((self.stops[row] == first).any(), 0, more)
+
+    def _prompt_logits(self, row: int, prompt: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor([list(prompt)], device=self.device)
-        positions = torch.arange(count, device=self.device)[None]
+        positions = torch.arange(len(prompt), device=self.device)[None]
         self.cache.read_into(row)
         try:
-            logits = self._logits(ids, positions, None)
+            return self._logits(ids, positions, None)
         finally:
             self.cache.read_into(None)
-        self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
-        self.top_k[row] = sampling.top_k
-        self.stops[row] = NOTHING
-        self.stops[row, : len(stops)] = torch.tensor(list(stops)[:MOST_STOPS], dtype=torch.long)
-        self.cache.at[row] = count
-        self._noise.exponential_()
-        first = next_tokens(
-            sampling.kind,
-            logits,
-            self.temperature[row : row + 1],
-            self.top_k[row : row + 1],
-            self.top_p[row : row + 1],
-            self._noise[row : row + 1],
-        )[0]
-        self.tokens[row] = self.emitted[row] = first
-        more = min(new_tokens, self.length - count) - 1
-        self.left[row] = torch.where((self.stops[row] == first).any(), 0, more)
 
     def empty(self, row: int) -> None:
         """Nobody wants more of this row."""
@@ -95,13 +103,25 @@ class Decoder:
         """The next token of every row that wants one, into `emitted`. `longest`: of all rows, so far."""
         seen = self._seen(longest)
         self.cache.look_at(self._places[:seen])
-        if self._captures:
-            graph = self._graphs.get((kind, seen))
-            if graph is None:
-                graph = self._graphs[kind, seen] = self._captured(kind)
-            graph.replay()
-        else:
-            self._step(kind)()
+        with self._on_device():
+            graph = self._graph(kind, seen) if self._captures else None
+            if graph is not None:
+                graph.replay()
+            else:
+                self._tried(kind)
+
+    def prepare(self, kinds: Sequence[str] = KINDS) -> None:
+        """Compile and capture now what would else be when it is first needed, while others wait."""
+        wanted = self.left.clone()
+        self.left.zero_()
+        for kind in kinds:
+            seen = 0
+            while seen < self._seen(self.length):
+                seen = self._seen(seen + 1)
+                self.step(kind, seen)
+                if not self._captures:
+                    break
+        self.left.copy_(wanted)
 
     @torch.no_grad()
     def fed(self, row: int, token: int) -> torch.Tensor:
@@ -109,21 +129,14 @@ class Decoder:
         cache = self.cache
         cache.look_at(self._places)
         self.tokens[row] = token
-        with heads_ask_together(self.model):
-            logits = self._logits(self.tokens[:, None], cache.at[:, None], cache.mask())
+        with self._on_device(), heads_ask_together(self.model):
+            logits = self._one_forward()
         cache.at.add_(1)
-        return logits[row]
+        return logits[row].float()
 
-    def _one_step(self, kind: str) -> None:
+    def _one_forward(self) -> torch.Tensor:
         cache = self.cache
-        logits = self._logits(self.tokens[:, None], cache.at[:, None], cache.mask())
-        chosen = next_tokens(kind, logits, self.temperature, self.top_k, self.top_p, self._noise)
-        lives = self.left > 0
-        self.emitted.copy_(torch.where(lives, chosen, NOTHING))
-        self.tokens.copy_(torch.where(lives, chosen, self.tokens))
-        ends = (chosen[:, None] == self.stops).any(1)
-        self.left.copy_(torch.where(lives & ~ends, self.left - 1, 0))
-        cache.at.add_(lives)
+        return self._logits(self.tokens[:, None], cache.at[:, None], cache.mask())
 
     def _logits(self, ids: Any, positions: Any, mask: Any) -> torch.Tensor:
         out = self.model(
@@ -134,41 +147,90 @@ class Decoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        last: torch.Tensor = out.logits[:, -1].float()
+        last: torch.Tensor = out.logits[:, -1]
         return last
 
-    def _step(self, kind: str) -> Callable[[], None]:
-        if kind not in self._steps:
+    def _chosen(self, kind: str, logits: torch.Tensor) -> None:
+        """What follows from logits for each row that wants a token."""
+        settings = (self.temperature, self.top_k, self.top_p, self._noise)
+        chosen = next_tokens(kind, logits.float(), *settings)
+        lives = self.left > 0
+        self.emitted.copy_(torch.where(lives, chosen, NOTHING))
+        self.tokens.copy_(torch.where(lives, chosen, self.tokens))
+        ends = (chosen[:, None] == self.stops).any(1)
+        self.left.copy_(torch.where(lives & ~ends, self.left - 1, 0))
+        self.cache.at.add_(lives)
+
+    def _step(self, kind: str) -> None:
+        """One step by single launches: compiled, or as written where that is not possible."""
+        if kind not in self._choose:
             assert kind in KINDS
-            plain = lambda: self._one_step(kind)  # noqa: E731
-            fast = torch.compile(plain, fullgraph=True, options=COMPILING) if self._compiles else plain
+            choose = lambda logits: self._chosen(kind, logits)  # noqa: E731
+            self._choose[kind] = torch.compile(choose, fullgraph=True) if self._compiles else choose
+        if kind != "greedy":
+            self._noise.exponential_()
+        torch._dynamo.maybe_mark_dynamic(self.cache.places, 0)  # noqa: SLF001
+        with heads_ask_together(self.model):
+            logits = self._forward()
+        self._choose[kind](logits)
 
-            def step() -> None:
-                if kind != "greedy":
-                    self._noise.exponential_()
-                torch._dynamo.maybe_mark_dynamic(self.cache.places, 0)  # noqa: SLF001
-                with heads_ask_together(self.model):
-                    fast()
+    # Graphs
 
-            self._steps[kind] = step
-        return self._steps[kind]
+    def _graph(self, kind: str, seen: int) -> Any:
+        """The captured step for these; None where it cannot be captured."""
+        if (kind, seen) not in self._graphs:
+            # Rows that want nothing stay as they are: with such, it is tried.
+            wanted = self.left.clone()
+            self.left.zero_()
+            try:
+                self._warm_up(kind)
+                self._graphs[kind, seen] = self._captured(kind)
+            finally:
+                self.left.copy_(wanted)
+        return self._graphs[kind, seen]
 
-    def _captured(self, kind: str) -> Any:
-        """One step as a graph. It is tried with rows that want nothing: these stay as they are."""
-        step, wanted = self._step(kind), self.left.clone()
-        self.left.zero_()
+    def _warm_up(self, kind: str) -> None:
+        """Until everything is compiled and has its memory; as written where the compiler fails."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UPS):
-                step()
+                self._tried(kind)
         torch.cuda.current_stream().wait_stream(aside)
+
+    def _tried(self, kind: str) -> None:
+        try:
+            self._step(kind)
+        except Exception as error:
+            if not self._compiles:
+                raise
+            words = f"it is not compiled: {_said(error)}"
+        else:
+            return
+        # Outside of `except`: the error holds what the compiler was doing.
+        warnings.warn(f"flatout.generate runs this model slower than it could: {words}", stacklevel=2)
+        self._compiles, self._forward, self._choose = False, self._one_forward, {}
+        self._step(kind)
+
+    def _captured(self, kind: str) -> Any:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step()
-        self._pool = self._pool or graph.pool()
-        self.left.copy_(wanted)
-        return graph
+        try:
+            # Others may pin memory in threads of their own meanwhile: that must not spoil it.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._step(kind)
+        except Exception as error:  # noqa: BLE001 - whatever cannot be captured runs by single launches
+            words = f"a step of it cannot be captured: {_said(error)}"
+        else:
+            self._pool = self._pool or graph.pool()
+            return graph
+        warnings.warn(f"flatout.generate runs this model slower than it could: {words}", stacklevel=2)
+        self._captures = False
+        return None
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Streams and graphs are those of the model's device, whatever the thread's own is."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext()
 
     # Sizes
 
@@ -176,7 +238,11 @@ class Decoder:
         seen = _SHORTEST
         while seen < longest:
             seen *= 2
-        return min(seen, self.length)
+        return min(seen, self._places.shape[0])
 
     def _numbers(self, value: int) -> torch.Tensor:
         return torch.full((self.rows,), value, dtype=torch.long, device=self.device)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"

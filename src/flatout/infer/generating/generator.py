@@ -17,8 +17,9 @@ from flatout.infer.generating.sampling import GREEDY, KINDS, Sampling
 # Steps that may be under way before the first of them is read.
 _AHEAD = 4
 
-# It said a token to stop at; it has all that it wanted or has room for; nobody waits for it.
-Ending = Literal["", "stop", "length", "left"]
+# It said a token to stop at; it has all that it wanted or has room for; nobody waits for it; its prompt could
+# not be read.
+Ending = Literal["", "stop", "length", "left", "failed"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,6 +34,8 @@ class Request:
     tokens: list[int] = dataclasses.field(default_factory=list)
     # Why it ended; empty while it has not.
     ending: Ending = ""
+    # What went wrong with this one alone.
+    error: BaseException | None = None
 
     def leave(self) -> None:
         """Nobody wants the rest."""
@@ -44,6 +47,7 @@ class Generator:
 
     def __init__(self, model: Any, *, rows: int = 1, length: int, compiled: bool | None = None) -> None:
         self.decoder = Decoder(model, rows, length, compiled=compiled)
+        self._words = model.get_input_embeddings().num_embeddings
         self._waiting: deque[Request] = deque()
         self._on: list[Request | None] = [None] * rows
         # Launched, and not read yet: what was emitted, who had the rows, and when it is there.
@@ -52,17 +56,23 @@ class Generator:
 
     # Requests
 
-    def submit(self, request: Request) -> Request:
-        """Put a request at the end of the queue."""
-        room = self.decoder.length
-        if not 0 < len(request.prompt) < room:
-            raise ValueError(f"a prompt of {len(request.prompt)} tokens; 1 to {room - 1} have room here")
+    def submit(self, *requests: Request) -> None:
+        """Put requests at the end of the queue: all of them, or none where one cannot be answered."""
+        for request in requests:
+            self._check(request)
+        self._waiting.extend(requests)
+
+    def _check(self, request: Request) -> None:
+        room, prompt = self.decoder.length, request.prompt
+        if not 0 < len(prompt) < room:
+            raise ValueError(f"a prompt of {len(prompt)} tokens; 1 to {room - 1} have room here")
+        if not 0 <= min(prompt) <= max(prompt) < self._words:
+            # On a GPU, looking such a token up would end all work on it until the process does.
+            raise ValueError(f"a prompt with token {max(prompt)}; 0 to {self._words - 1} are known")
         if request.new_tokens < 1:
             raise ValueError(f"new_tokens={request.new_tokens}; at least 1 is expected")
         if len(request.stops) > MOST_STOPS:
             raise ValueError(f"{len(request.stops)} tokens to stop at; at most {MOST_STOPS} are expected")
-        self._waiting.append(request)
-        return request
 
     @property
     def is_idle(self) -> bool:
@@ -70,11 +80,17 @@ class Generator:
         return not self._waiting and not self._under_way and not any(self._on)
 
     def generate(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Answer all of these."""
+        """Answer all of these; raises what went wrong with one of them."""
+        self.submit(*requests)
+        try:
+            while not self.is_idle:
+                self.pump()
+        except BaseException:
+            self.forget()
+            raise
         for request in requests:
-            self.submit(request)
-        while not self.is_idle:
-            self.pump()
+            if request.error is not None:
+                raise request.error
         return [request.tokens for request in requests]
 
     def stream(self, request: Request) -> Iterator[int]:
@@ -87,10 +103,23 @@ class Generator:
                     self.pump()
                 yield from request.tokens[told:]
                 told = len(request.tokens)
+            if request.error is not None:
+                raise request.error
         finally:
             request.leave()
             while not self.is_idle:
                 self.pump()
+
+    def forget(self) -> None:
+        """Whatever was being done is not gone on with, and nobody is told of it."""
+        for request in (*self._waiting, *self._on):
+            if request is not None:
+                request.leave()
+        for row in range(len(self._on)):
+            self.decoder.empty(row)
+        self._waiting.clear()
+        self._under_way.clear()
+        self._on = [None] * len(self._on)
 
     # Work
 
@@ -114,7 +143,13 @@ class Generator:
     def _let_in(self, request: Request, row: int) -> None:
         if request.ending:
             return
-        self.decoder.read(row, request.prompt, request.sampling, request.new_tokens, request.stops)
+        try:
+            self.decoder.read(row, request.prompt, request.sampling, request.new_tokens, request.stops)
+        except Exception as error:  # noqa: BLE001 - a prompt too long for memory: its neighbours go on
+            error.__traceback__ = None
+            request.error, request.ending = error, "failed"
+            self.decoder.empty(row)
+            return
         self._on[row] = request
         self._longest[row] = len(request.prompt) + 1
         whose: list[Request | None] = [None] * self.decoder.rows
@@ -136,7 +171,7 @@ class Generator:
             here = torch.empty(emitted.shape, dtype=emitted.dtype, pin_memory=True)
             here.copy_(emitted, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
+            ready.record(torch.cuda.current_stream(emitted.device))
         else:
             here = emitted.clone()
         self._under_way.append((here, whose, ready))

@@ -15,12 +15,14 @@ _PROMPT, _STEPS = 6, 3
 _APART = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}
 
 
-@torch.no_grad()
 def refusal(model: Any, length: int) -> str:
     """Why this model is not for us with sequences of this length, or nothing."""
-    words = _by_its_settings(model, length)
-    if words:
-        return words
+    return refusal_by_settings(model, length) or refusal_by_trial(model)
+
+
+@torch.no_grad()
+def refusal_by_trial(model: Any) -> str:
+    """Why its logits are not what they should be our way, or nothing; holds for any length."""
     try:
         own, ours = _both(model)
     except Exception as error:  # noqa: BLE001 - whatever it does not like
@@ -33,13 +35,22 @@ def refusal(model: Any, length: int) -> str:
     return ""
 
 
-def _by_its_settings(model: Any, length: int) -> str:
+def refusal_by_settings(model: Any, length: int) -> str:
+    """Why a model is not for us as it is set up at the moment, or nothing; looks at no number of it."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "generate"):
         return "it is no language model of transformers"
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
+    if model.training:
+        return "it is in training mode"
+    if len({one.device for one in model.parameters()}) > 1:
+        return "its weights lie on several devices"
     text = config.get_text_config()
+    return _by_its_layers(text, length) or _by_its_positions(model, text, length)
+
+
+def _by_its_layers(text: Any, length: int) -> str:
     kinds = set(getattr(text, "layer_types", None) or ())
     if kinds - {"full_attention"}:
         return (
@@ -48,6 +59,22 @@ def _by_its_settings(model: Any, length: int) -> str:
     window = None if kinds else getattr(text, "sliding_window", None)
     if window is not None and window < length:
         return f"its tokens look at the last {window} only, and {length} are asked for"
+    return ""
+
+
+def _by_its_positions(model: Any, text: Any, length: int) -> str:
+    """Where positions are looked up in a table, one behind its end would stop all work on a GPU."""
+    known = getattr(text, "max_position_embeddings", None)
+    if known is None or length <= known:
+        return ""
+    tables = [
+        one.num_embeddings
+        for one in model.modules()
+        if isinstance(one, torch.nn.Embedding) and one is not model.get_input_embeddings()
+    ]
+    # Some tables begin with a few places for padding.
+    if any(known <= table < known + 8 for table in tables):
+        return f"it knows {known} positions, and {length} are asked for"
     return ""
 
 

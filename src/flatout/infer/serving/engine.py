@@ -145,6 +145,7 @@ class Engine:
         """One call into the loop for all that this turn brought."""
         news: list[tuple[Job, list[int], bool]] = []
         for job in self._jobs:
+            job.error = job.error or job.request.error
             fresh, ended = list(job.fresh), bool(job.request.ending)
             job.fresh.clear()
             if fresh or ended:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from flatout.infer.generating.generator import Generator, Request
+from flatout.infer.generating.own_settings import own_sampling, own_stops, unheeded
 from flatout.infer.generating.planning import rows_that_fit
 from flatout.infer.generating.proving import refusal
 from flatout.infer.generating.sampling import Sampling
@@ -89,9 +90,12 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         ) from error
     generator = Generator(model, rows=rows, length=length)
     events.tell("stage", name="warming up (on a GPU, a step is compiled and captured)")
-    usual = _usual(model)
+    # As the model's own settings say, else as OpenAI's service does.
+    usual = own_sampling(model) or Sampling(temperature=1.0)
     for sampling in {Sampling(), usual}:
         generator.generate([Request([1], _WARM_UP_TOKENS, sampling) for _ in range(rows)])
+    # Nobody shall wait for a compiler because somebody else was the first to ask for top_p or a long text.
+    generator.decoder.prepare()
     most_waiting = order.queue or 2 * rows
     engine = Engine(generator, loop, most_waiting)
     engine.start()
@@ -100,9 +104,16 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
     )
     sizing = Sizing(most=rows, reason=reason, wait_s=0.0, queue=most_waiting, latency_limit_s=order.timeout_s)
     about = Serving(
-        url="", model=name, device=str(device), inputs=(), sizing=sizing, rows=rows, context=length
+        url="",
+        model=name,
+        device=str(device),
+        inputs=(),
+        sizing=sizing,
+        notes=tuple(f"{one} of its generation_config is not heeded" for one in unheeded(model)),
+        rows=rows,
+        context=length,
     )
-    completing = Completing(engine, tokenizer, name, usual, _stops(model), order)
+    completing = Completing(engine, tokenizer, name, usual, own_stops(model), order)
     return TextService(engine, completing, order), about
 
 
@@ -131,20 +142,6 @@ def _loaded(order: ServeOrder) -> tuple[Any, Any, str]:
             remedy="compare the folder with what its page lists; --debug shows where it failed",
         ) from error
     return model.requires_grad_(False), tokenizer, folder.resolve().name
-
-
-def _usual(model: Any) -> Sampling:
-    """As the model's own settings say, else as OpenAI's service does."""
-    own = getattr(model, "generation_config", None)
-    if own is None or not getattr(own, "do_sample", False):
-        return Sampling(temperature=1.0)
-    return Sampling(temperature=own.temperature or 1.0, top_k=own.top_k or 0, top_p=own.top_p or 1.0)
-
-
-def _stops(model: Any) -> tuple[int, ...]:
-    config = getattr(model, "generation_config", None) or model.config
-    found = getattr(config, "eos_token_id", None)
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def _paths(order: ServeOrder) -> dict[str, Any]:

@@ -156,3 +156,40 @@ def test_the_models_own_settings_stay(model: torch.nn.Module) -> None:
     decoder.read(0, PROMPTS[0], Sampling(), 4)
     decoder.step("greedy", 5)
     assert model.config._attn_implementation == before
+
+
+def test_a_prompt_that_cannot_be_read_ends_alone(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = Generator(model, rows=2, length=64)
+    read = generator.decoder.read
+
+    def reading(row: int, prompt: list[int], *more: object) -> None:
+        if len(prompt) > 10:
+            raise torch.OutOfMemoryError("out of memory")
+        read(row, prompt, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generator.decoder, "read", reading)
+    requests = [Request(PROMPTS[0], 6), Request(PROMPTS[1], 6), Request(PROMPTS[2], 6)]
+    with pytest.raises(torch.OutOfMemoryError):
+        generator.generate(requests)
+    assert [one.ending for one in requests] == ["length", "failed", "length"]
+    assert requests[2].tokens == own(model, PROMPTS[2], 6)
+    assert generator.is_idle
+
+
+def test_everything_can_be_made_ready_before_it_is_needed(model: torch.nn.Module) -> None:
+    generator = Generator(model, rows=2, length=600)
+    generator.decoder.prepare()
+    assert generator.generate([Request(PROMPTS[0], 6)]) == [own(model, PROMPTS[0], 6)]
+
+
+def test_a_model_that_cannot_be_compiled_runs_as_written_with_a_word(model: torch.nn.Module) -> None:
+    generator = Generator(model, rows=1, length=64, compiled=True)
+
+    def broken() -> torch.Tensor:
+        raise RuntimeError("no compiler here")
+
+    generator.decoder._forward = broken
+    with pytest.warns(UserWarning, match="no compiler here"):
+        assert generator.generate([Request(PROMPTS[0], 6)]) == [own(model, PROMPTS[0], 6)]
