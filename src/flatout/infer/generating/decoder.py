@@ -14,6 +14,7 @@ import torch
 from flatout.infer.generating.attention import heads_ask_together
 from flatout.infer.generating.cache import RowCache, of_one_token
 from flatout.infer.generating.sampling import KINDS, Sampling, next_tokens
+from flatout.levers.capture import fresh
 
 # Tokens at which a row may end.
 MOST_STOPS = 8
@@ -39,8 +40,10 @@ class Decoder:
         self._compiles = on_gpu if compiled is None else compiled
         self._captures = on_gpu
         self.cache = RowCache()
-        self.cache.reserve(rows, -(-length // _ALIGNED) * _ALIGNED, of_one_token(model))
-        self._places = self.cache.places
+        room = -(-length // _ALIGNED) * _ALIGNED
+        # One place more than is ever looked at: to look at all of them would be another case to compile.
+        self.cache.reserve(rows, room + 1, of_one_token(model))
+        self._places = self.cache.places[:room]
         self.tokens = self._numbers(0)
         # How many more tokens a row gets, and what it got in the last step.
         self.left = self._numbers(0)
@@ -55,7 +58,7 @@ class Decoder:
         self._pool: Any = None
         if self._compiles:
             # The model is compiled once, whatever is made of its logits: it takes a minute.
-            self._forward = torch.compile(self._one_forward, fullgraph=True, options=COMPILING)
+            self._forward = torch.compile(fresh(self._one_forward), fullgraph=True, options=COMPILING)
 
     # Prompts
 
@@ -165,7 +168,7 @@ class Decoder:
         """One step by single launches: compiled, or as written where that is not possible."""
         if kind not in self._choose:
             assert kind in KINDS
-            choose = lambda logits: self._chosen(kind, logits)  # noqa: E731
+            choose = fresh(lambda logits: self._chosen(kind, logits))
             self._choose[kind] = torch.compile(choose, fullgraph=True) if self._compiles else choose
         if kind != "greedy":
             self._noise.exponential_()

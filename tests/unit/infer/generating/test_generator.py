@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from flatout.infer.generating.decoder import Decoder
@@ -95,7 +96,10 @@ def test_a_compiled_step_gives_the_same(model: torch.nn.Module) -> None:
     requests = [Request(prompt, 6) for prompt in PROMPTS[:2]]
     # The second is longer than what attention looks at first: a second size, and nothing compiled anew.
     requests.append(Request([5] * 270, 6))
+    before = counters["stats"]["unique_graphs"]
     found = generator.generate(requests)
+    # The model, and what is made of its logits.
+    assert counters["stats"]["unique_graphs"] - before == 2
     assert found == [own(model, list(request.prompt), 6) for request in requests]
 
 
