@@ -36,6 +36,10 @@ class _Common(msgspec.Struct):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
+    # What other servers know beside OpenAI's.
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
 
 
 class Completion(_Common, kw_only=True):
@@ -70,7 +74,10 @@ class Chat(_Common, kw_only=True):
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
 
 
@@ -86,6 +93,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "logprobs": (None, False),
     "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "top_logprobs": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_p": (None, 0),
+    "min_tokens": (None, 0),
     "response_format": (None, {"type": "text"}),
 }
 

@@ -155,8 +155,10 @@ class Batcher:
                 self._queues[ticket.key].remove(ticket)
                 self._forget_if_empty(ticket.key)
                 self._waiting -= 1
+                ticket.value = None
+            # One that is being computed keeps its value: a batch with a hole in it would fail as a whole.
             if ticket.state != "answered":
-                ticket.state, ticket.value = "left", None
+                ticket.state = "left"
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more, answer what is here; whether that was done in time."""

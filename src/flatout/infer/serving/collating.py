@@ -35,16 +35,12 @@ class Runner:
     def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
         """The outputs of each item, by name."""
         if not self.served.specs:
-            results = self.served.call(list(items))
-            return [{OUTPUT: result} for result in results]
+            return [{OUTPUT: result} for result in _listed(self.served.call(list(items)))]
         count = len(items)
         inputs = {spec.name: self._stacked(spec, items) for spec in self.served.specs}
         outputs = self.called(inputs)
-        arrays = {name: _numpy(value) for name, value in outputs.items()}
-        return [
-            {name: self._own(name, array[row], items[row]) for name, array in arrays.items()}
-            for row in range(count)
-        ]
+        arrays = {name: as_numpy(value) for name, value in outputs.items()}
+        return [self.own(arrays, row, items[row]) for row in range(count)]
 
     @torch.inference_mode()
     def called(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -72,18 +68,23 @@ class Runner:
         if spec.varies and self.pads:
             whole.fill(self.pads.get(spec.name, 0))
         for row, array in enumerate(arrays):
-            whole[row][tuple(slice(length) for length in array.shape)] = array
+            whole[(row, *(slice(length) for length in array.shape))] = array
         whole[len(items) :] = whole[0]
+        return self.tensor(spec, whole)
+
+    def tensor(self, spec: TensorSpec, whole: np.ndarray[Any, Any]) -> torch.Tensor:
+        """A batch of one input, where and as the model takes it."""
         tensor = torch.from_numpy(whole)
         if self.served.device.type == "cuda":
             tensor = tensor.pin_memory().to(self.served.device, non_blocking=True)
         return tensor.to(getattr(torch, spec.dtype)) if spec.dtype == "bfloat16" else tensor
 
-    def _own(self, name: str, value: Any, item: Item) -> Any:
-        for (output, dimension), (source, along) in self.follows.items():
-            if output == name:
-                value = value[(*(slice(None),) * dimension, slice(item[source].shape[along]))]
-        return value
+    def own(self, arrays: Mapping[str, Any], row: int, item: Item) -> dict[str, Any]:
+        """What belongs to one item: its row, cut where it is as long as the item is."""
+        found = {name: array[row] for name, array in arrays.items()}
+        for (name, dimension), (source, along) in self.follows.items():
+            found[name] = found[name][(*(slice(None),) * dimension, slice(item[source].shape[along]))]
+        return found
 
 
 def bucket(length: int) -> int:
@@ -96,7 +97,7 @@ def bucket(length: int) -> int:
 
 def _by_name(made: Any, size: int) -> dict[str, Any]:
     """What a model returned, as outputs with the batch first; raises TypeError."""
-    if isinstance(made, torch.Tensor):
+    if isinstance(made, torch.Tensor | np.ndarray):
         found: dict[str, Any] = {OUTPUT: made}
     elif isinstance(made, Mapping):
         found = {str(name): value for name, value in made.items() if value is not None}
@@ -105,20 +106,25 @@ def _by_name(made: Any, size: int) -> dict[str, Any]:
     else:
         found = {OUTPUT: made}
     for name, value in found.items():
-        length = (
-            value.shape[0]
-            if isinstance(value, torch.Tensor) and value.dim()
-            else len(value)
-            if isinstance(value, list | tuple)
-            else None
-        )
+        is_array = isinstance(value, torch.Tensor | np.ndarray)
+        length = len(value) if (is_array and value.ndim) or isinstance(value, list | tuple) else None
         if length != size:
-            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            what = f"shape {tuple(value.shape)}" if is_array else type(value).__name__
             raise TypeError(f"{name} of {what} for a batch of {size}: one row for each item is expected")
     return found
 
 
-def _numpy(value: Any) -> Any:
+def _listed(made: Any) -> list[Any]:
+    """What a plain function returned, one for each value that it got; raises TypeError."""
+    if isinstance(made, torch.Tensor | np.ndarray):
+        return list(as_numpy(made).tolist())
+    if not isinstance(made, list | tuple):
+        raise TypeError(f"{type(made).__name__}: a list with one answer for each input is expected")
+    return list(made)
+
+
+def as_numpy(value: Any) -> Any:
+    """On the host, in a type that numpy has; what is no tensor stays as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.infer.serving.collating import Runner
+from flatout.infer.serving.collating import Runner, as_numpy
 from flatout.infer.serving.wire import Item
 from flatout.records.errors import JobFailed
 
@@ -120,13 +120,9 @@ def _within(runner: Runner, short: Item, long: Item) -> dict[str, Any]:
         whole[tuple(slice(length) for length in array.shape)] = array
         padded[name] = whole
     outputs = runner.called(
-        {name: torch.from_numpy(array[None]).to(runner.served.device) for name, array in padded.items()}
+        {spec.name: runner.tensor(spec, padded[spec.name][None]) for spec in runner.served.specs}
     )
-    arrays = {
-        name: value.float().cpu().numpy()[0] if isinstance(value, torch.Tensor) else value[0]
-        for name, value in outputs.items()
-    }
-    return {name: runner._own(name, value, short) for name, value in arrays.items()}  # noqa: SLF001
+    return runner.own({name: as_numpy(value) for name, value in outputs.items()}, 0, short)
 
 
 def _learn(

@@ -180,7 +180,16 @@ def answer(kind: str, outputs: Mapping[str, Any]) -> bytes:
     if kind == JSON:
         nulls: dict[str, str] = {}
         plain = {name: _plain(name, value, nulls) for name, value in outputs.items()}
-        return msgspec.json.encode({"outputs": plain, "nulls": nulls} if nulls else {"outputs": plain})
+        whole = {"outputs": plain, "nulls": nulls} if nulls else {"outputs": plain}
+        try:
+            return msgspec.json.encode(whole, enc_hook=_as_list)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Problem(
+                500,
+                f"the model's answer is nothing that JSON can hold: {error}",
+                expected="numbers, texts, lists and dicts, tensors among them",
+                remedy="let the model return such",
+            ) from None
     arrays = {
         name: np.ascontiguousarray(value) for name, value in outputs.items() if isinstance(value, np.ndarray)
     }
@@ -201,6 +210,14 @@ def answer(kind: str, outputs: Mapping[str, Any]) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, allow_pickle=False)
     return stream.getvalue()
+
+
+def _as_list(value: Any) -> Any:
+    """Tensors and single numbers of numpy and torch, somewhere inside of an answer."""
+    plain = getattr(value, "tolist", None)
+    if plain is None or getattr(getattr(value, "dtype", None), "kind", "") == "c":
+        raise TypeError(f"{type(value).__name__} is none of them")
+    return plain()
 
 
 def _plain(name: str, value: Any, nulls: dict[str, str]) -> Any:

@@ -162,6 +162,24 @@ def test_who_leaves_is_not_computed_and_makes_room() -> None:
     assert one.waiting == 0
 
 
+def test_who_leaves_while_it_is_computed_makes_no_hole_in_the_batch() -> None:
+    seen: list[list[Any]] = []
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        one.leave(tickets[1])
+        # Whoever looks at the values now, sees all of them.
+        seen.append([ticket.value for ticket in tickets])
+        return list(values)
+
+    told: list[Ticket] = []
+    one = Batcher(run, Policy(most=4, wait_s=0, queue=9), deliver=told.extend, clock=Clock())
+    tickets = [one.submit(number) for number in range(3)]
+    all_answered(one)
+    assert seen == [[0, 1, 2]]
+    assert [ticket.result for ticket in told] == [0, 2]
+    assert [ticket.value for ticket in tickets] == [None] * 3
+
+
 def test_who_waited_too_long_is_told_and_not_computed() -> None:
     model, clock = Model(), Clock()
     told: list[Ticket] = []

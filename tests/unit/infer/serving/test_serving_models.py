@@ -195,3 +195,27 @@ def test_a_torchscript_file_is_served(project: Path) -> None:
         load("bad.pt", ("x:float32[3]",), "cpu")
     with pytest.raises(CallerMistake, match="does not say what its inputs are"):
         load("it.pt", (), "cpu")
+
+
+def test_an_item_may_be_a_single_number() -> None:
+    one = runner(lambda x, t: x * t[:, None], "x:float32[2]", "t:float32[]")
+    items = [{"x": np.ones(2, np.float32), "t": np.array(value, np.float32)} for value in (2, 3)]
+    assert [result["output"].tolist() for result in one(items)] == [[2, 2], [3, 3]]
+    assert prove(one).batches
+
+
+def test_outputs_may_be_arrays_of_numpy() -> None:
+    one = runner(lambda x: {"twice": x.numpy() * 2}, "x:float32[2]")
+    assert one([{"x": np.ones(2, np.float32)}] * 2)[1]["twice"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("made", [{"a": 1, "b": 2}, "ab", {1, 2}, 3.5])
+def test_a_function_that_returns_no_list_is_told_so_and_answers_are_not_made_up(made: Any) -> None:
+    with pytest.raises(TypeError, match="a list with one answer for each input"):
+        runner(lambda _values: made)([1, 2])
+
+
+def test_padding_in_bfloat16_is_proven_in_bfloat16() -> None:
+    weight = torch.ones(1, 1, dtype=torch.bfloat16)
+    one = runner(lambda x: x.sum(1, keepdim=True) @ weight, "x:bfloat16[1-16]", x=0)
+    assert prove(one).notes == ()

@@ -2,10 +2,12 @@
 
 import io
 import struct
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load, save
 
 from flatout.infer.serving.problems import Problem
@@ -148,3 +150,15 @@ def test_words_that_describe_no_tensor_are_refused(words: str) -> None:
         parsed(words)
     with pytest.raises(CallerMistake):
         parsed("x:floot32[3]")
+
+
+def test_tensors_and_numbers_inside_of_an_answer_are_plain_json() -> None:
+    found = answer(JSON, {"output": [{"score": np.float32(0.5), "box": torch.tensor([1, 2])}]})
+    assert found == b'{"outputs":{"output":[{"score":0.5,"box":[1,2]}]}}'
+
+
+@pytest.mark.parametrize("made", [object(), {1 + 2j}, np.array([1j])])
+def test_an_answer_that_json_cannot_hold_is_told_as_the_model_s(made: Any) -> None:
+    with pytest.raises(Problem, match="nothing that JSON can hold") as caught:
+        answer(JSON, {"output": [made]})
+    assert caught.value.status == 500
