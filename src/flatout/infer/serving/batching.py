@@ -5,6 +5,7 @@ answered: by a result, by its own error, or by the notice that its time was over
 """
 
 import dataclasses
+import functools
 import threading
 import time
 from collections import OrderedDict, deque
@@ -62,6 +63,16 @@ class Policy:
 
     def predicted_s(self, count: int) -> float | None:
         """What a batch of so many took when it was measured, between two sizes by a line; else None."""
+        if count not in self._known:
+            self._known[count] = self._interpolated(count)
+        return self._known[count]
+
+    @functools.cached_property
+    def _known(self) -> dict[int, float | None]:
+        """Every request asks for some of them."""
+        return {}
+
+    def _interpolated(self, count: int) -> float | None:
         below = [one for one in self.rates if one[0] <= count]
         above = [one for one in self.rates if one[0] >= count]
         if not below or not above:

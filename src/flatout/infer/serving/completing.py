@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from flatout.infer.generating.generator import Request as TextRequest
 from flatout.infer.generating.sampling import Sampling
 from flatout.infer.serving.asking import Chat, Completion, asked, sampling_of, stops_of
 from flatout.infer.serving.batching import Closing, Full
-from flatout.infer.serving.door import GONE, read_body
+from flatout.infer.serving.door import GONE, read_body, told_when_gone
 from flatout.infer.serving.engine import Engine, Job, Speller, Stops
 from flatout.infer.serving.metrics import (
     FIRST_TOKEN_SECONDS,
@@ -131,9 +132,7 @@ class Completing:
         written = _Written(self, text, kind, found)
         written.job = self._submitted(text)
         if found.stream:
-            return StreamingResponse(
-                written.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
-            )
+            return _Stream(written)
         return await written.whole(request)
 
     def _insist_on_room(self, ids: list[int]) -> None:
@@ -240,6 +239,10 @@ class _Written:
             self._owner.give_up(self.job)
             self._owner.ended(self.job, self._kind, outcome)
 
+    def give_up(self) -> None:
+        """Nobody wants the rest."""
+        self._owner.give_up(self.job)
+
     async def whole(self, request: Request) -> Response:
         """All of it at once; a client that goes is noticed."""
         parts: list[str] = []
@@ -252,16 +255,14 @@ class _Written:
                 ending = why
 
         writing = asyncio.ensure_future(collect())
-        gone = asyncio.ensure_future(_until_gone(request))
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                return Response(status_code=GONE)
-            _told(writing.exception(), self._owner.timeout_s)
+            with told_when_gone(request, writing.cancel):
+                await asyncio.wait({writing})
         finally:
-            gone.cancel()
-            if not writing.done():
-                writing.cancel()
+            writing.cancel()
+        if writing.cancelled():
+            return Response(status_code=GONE)
+        _told(writing.exception(), self._owner.timeout_s)
         return _json(
             {
                 **self._head,
@@ -313,6 +314,23 @@ class _Written:
         return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
+class _Stream(StreamingResponse):
+    """Events as they come. A client may go before the first: what is written for it ends then, too."""
+
+    def __init__(self, written: _Written) -> None:
+        super().__init__(
+            written.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
+        self._written = written
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Until its end, or the client's."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._written.give_up()
+
+
 async def _body(request: Request, order: ServeOrder) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -344,11 +362,6 @@ def _problem(error: BaseException, timeout_s: float) -> Problem:
     return Problem(
         500, f"the model failed with {type(error).__name__}", expected="a text", remedy="ask again"
     )
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _json(body: Any) -> Response:

@@ -5,14 +5,10 @@ import contextlib
 import hmac
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from flatout.infer.serving.metrics import HTTP_SECONDS, Gauge, Histogram
@@ -34,7 +30,7 @@ class Door:
 
     def __init__(self, routes: dict[str, tuple[str, Endpoint]], order: ServeOrder) -> None:
         self._order = order
-        self._routes = frozenset(routes)
+        self._routes = routes
         self.draining = False
         # What is refused by its method and path alone; set by what is served.
         self.shed: Callable[[str, str], Problem | None] = lambda _method, _path: None
@@ -50,16 +46,6 @@ class Door:
             "Number of active HTTP server requests.",
             lambda: float(self.active),
         )
-        handlers: dict[Any, Any] = {
-            Problem: _told,
-            HTTPException: _told_of_starlette,
-            Exception: _told_of_defect,
-        }
-        self._inner = Starlette(
-            routes=[Route(path, endpoint, methods=[method]) for path, (method, endpoint) in routes.items()],
-            exception_handlers=handlers,
-        )
-        self._inner.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -81,17 +67,42 @@ class Door:
         try:
             # Under overload most requests end here: before anything of them is read.
             problem = _UNKNOWN_CALLER if self._refuses(scope) else self.shed(scope["method"], scope["path"])
-            if problem is not None:
-                await _response(problem)(scope, receive, noted)
-            else:
-                # A defect was answered with 500 and said in the log before starlette raises it once more.
-                with contextlib.suppress(Exception):
-                    await self._inner(scope, receive, noted)
+            request = Request(scope, receive)
+            answer = _response(problem) if problem is not None else await self._answer(request)
+            try:
+                await answer(scope, receive, noted)
+            except (OSError, ClientDisconnect):
+                pass  # a client that goes in the middle of its answer is no defect
+            except Exception as error:  # noqa: BLE001 - it has begun: all that is left is to end it
+                say(f"a defect: {type(error).__name__}: {error}")
         finally:
             self.active -= 1
             path = scope["path"] if scope["path"] in self._routes else "other"
             method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
             self.durations.see(time.perf_counter() - began, method, str(status), path)
+
+    async def _answer(self, request: Request) -> Response:
+        path, wanted = request.scope["path"], request.scope["method"]
+        method, endpoint = self._routes.get(path, ("", None))
+        try:
+            if endpoint is None:
+                raise _no_such(404, f"no {path[:200]!r} here")
+            if wanted != method and (wanted, method) != ("HEAD", "GET"):
+                raise _no_such(
+                    405, f"{wanted} {path[:200]}", allow="GET, HEAD" if method == "GET" else method
+                )
+            return await endpoint(request)
+        except Problem as problem:
+            return _response(problem)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except Exception as error:  # noqa: BLE001 - ours: whoever asked hears that, and the server goes on
+            say(f"a defect: {type(error).__name__}: {error}")
+            return _response(
+                Problem(
+                    500, "a defect of the server", expected="this never to happen", remedy="tell its operator"
+                )
+            )
 
     def _refuses(self, scope: Scope) -> bool:
         if not self._order.token or scope["path"] in _OPEN:
@@ -172,33 +183,27 @@ def _response(problem: Problem) -> Response:
     return made
 
 
-async def _told(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return _response(error)
-
-
-async def _told_of_starlette(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = {404: f"no {request.url.path[:200]!r} here", 405: f"{request.method} {request.url.path[:200]}"}
-    problem = Problem(
-        error.status_code,
-        words.get(error.status_code, error.detail),
+def _no_such(status: int, words: str, allow: str = "") -> Problem:
+    return Problem(
+        status,
+        words,
         expected="a path and a method of /openapi.json",
         remedy="GET /openapi.json",
+        allow=allow,
     )
-    made = _response(problem)
-    made.raw_headers += [
-        (name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()
-    ]
-    return made
 
 
-async def _told_of_defect(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, ClientDisconnect):
-        say(f"a defect: {type(error).__name__}: {error}")
-    return _response(
-        Problem(500, "a defect of the server", expected="this never to happen", remedy="tell its operator")
-    )
+@contextlib.contextmanager
+def told_when_gone(request: Request, callback: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile: a call of `callback` should the client go."""
+    connection = request.scope["flatout.connection"]
+    if connection.transport.is_closing():
+        callback()
+    connection.on_lost = callback
+    try:
+        yield
+    finally:
+        connection.on_lost = None
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

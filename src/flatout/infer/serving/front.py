@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,38 @@ _KEEP_ALIVE_S = 30
 # Clients that have just connected, or been told to go, get this long to say what they want.
 _LAST_WORD_S = 0.5
 _BACKLOG = 2048
+_JOINED_BYTES = 64 << 10
+
+
+class _Joined:
+    """A transport whose writes of one turn of the loop leave together: head and body are one packet."""
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Soon; at once where it is much, so that the transport can say when it is too much."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _JOINED_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """After what was written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -26,25 +58,37 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """The clock starts with the connection."""
-        super().connection_made(transport)
+        super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
         self._late: asyncio.TimerHandle | None = None
+        self._in_headers = True
+        # Whoever answers a request of this connection may want to hear that nobody listens any more.
+        self.on_lost: Callable[[], None] | None = None
         self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Most headers come in one piece: a clock is for the others."""
+        super().data_received(data)
+        if self._in_headers and self._late is None:
+            self._expect_headers()
 
     def on_message_begin(self) -> None:
         """A further request: its headers have as long."""
         super().on_message_begin()
-        if self._late is None:
-            self._expect_headers()
+        self._in_headers = True
 
     def on_headers_complete(self) -> None:
         """They are here."""
+        self._in_headers = False
         self._stop_clock()
+        self.scope["flatout.connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there to be late."""
         self._stop_clock()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def shutdown(self) -> None:
         """The server is about to end: what is in its way here is still answered."""
@@ -90,6 +134,7 @@ class Front(uvicorn.Server):
                 log_level="error",
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,
                 limit_concurrency=order.connections,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(order.drain_s)),

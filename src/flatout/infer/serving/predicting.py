@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from flatout.infer.serving.batching import Batcher, Closing, Expired, Full, Ticket
-from flatout.infer.serving.door import GONE, read_body, say
+from flatout.infer.serving.door import GONE, read_body, say, told_when_gone
 from flatout.infer.serving.metrics import HTTP_SECONDS, SIZES, Counter, Gauge, Histogram, Metric
 from flatout.infer.serving.problems import Problem, bad
 from flatout.infer.serving.specs import TensorSpec
@@ -122,28 +122,25 @@ class Predicting:
 
     async def _computed(self, request: Request, value: Any, key: Hashable) -> Ticket | None:
         """The answered ticket; None where the client has gone."""
-        future = self._loop.create_future()
+        future: asyncio.Future[str] = self._loop.create_future()
         try:
             ticket = self.batcher.submit(value, key=key, timeout_s=self._order.timeout_s, owner=future)
         except Full as full:
             raise self._too_many(full.retry_after_s) from None
         except Closing:
             raise leaving() from None
-        gone = self._loop.create_task(_until_gone(request))
-        gone.add_done_callback(lambda _task: _set(future))
-        timer = self._loop.call_later(self._order.timeout_s, _set, future)
+        timer = self._loop.call_later(self._order.timeout_s, _set, future, "expired")
         try:
-            await future
+            with told_when_gone(request, lambda: _set(future, "left")):
+                why = await future
         finally:
             timer.cancel()
-            left = gone.done() and not gone.cancelled()
-            gone.cancel()
             if ticket.state != "answered":
                 self.batcher.leave(ticket)
         if ticket.state == "answered":
             return ticket
-        self._items.add(1, "left" if left else "expired")
-        if left:
+        self._items.add(1, why)
+        if why == "left":
             return None
         raise _too_late(self._order.timeout_s)
 
@@ -208,16 +205,11 @@ def _too_late(timeout_s: float) -> Problem:
     )
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _wake(tickets: list[Ticket]) -> None:
     for ticket in tickets:
-        _set(ticket.owner)
+        _set(ticket.owner, "answered")
 
 
-def _set(future: "asyncio.Future[None]") -> None:
+def _set(future: "asyncio.Future[str]", why: str) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(why)

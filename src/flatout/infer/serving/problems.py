@@ -20,12 +20,15 @@ class Problem(Exception):
         remedy: str,
         retry_after_s: float | None = None,
         close: bool = False,
+        allow: str = "",
     ) -> None:
         super().__init__(received)
         self.status, self.received, self.expected, self.remedy = status, received, expected, remedy
         self.retry_after_s = retry_after_s
         # The connection is of no more use: what is left in it cannot be told from a next request.
         self.close = close
+        # The methods that there are, where another was used.
+        self.allow = allow
 
     def body(self) -> bytes:
         """The document. `message` and `type` are there for clients made for OpenAI's service."""
@@ -50,6 +53,8 @@ class Problem(Exception):
             found.append((b"retry-after-ms", str(max(1, math.ceil(1000 * self.retry_after_s))).encode()))
         if self.status == 401:
             found.append((b"www-authenticate", b"Bearer"))
+        if self.allow:
+            found.append((b"allow", self.allow.encode()))
         if self.close:
             found.append((b"connection", b"close"))
         return found
