@@ -5,7 +5,6 @@ answered: by a result, by its own error, or by the notice that its time was over
 """
 
 import dataclasses
-import functools
 import threading
 import time
 from collections import OrderedDict, deque
@@ -13,13 +12,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 from flatout.infer.serving.pace import Pace
+from flatout.infer.serving.policy import Policy
 
 State = Literal["waiting", "running", "answered", "left"]
 
 # After a batch that was too large, so many full ones must go well before a larger one is tried again.
 _WELL = 64
-# A smaller batch is taken where it was measured to be so much better.
-_CLEARLY = 1.1
 
 
 class Full(Exception):
@@ -36,50 +34,6 @@ class Closing(Exception):
 
 class Expired(Exception):
     """It waited longer than it was allowed to."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What a batch may be."""
-
-    # Items in a batch; how long the first of them may wait for others; how many may wait at once.
-    most: int
-    wait_s: float
-    queue: int
-    # Items a second by the size of a batch, where measured: two together can be slower than one by one.
-    rates: tuple[tuple[int, float], ...] = ()
-
-    # By present times, no item is accepted that would take longer.
-    limit_s: float = float("inf")
-
-    def worthwhile(self, count: int) -> int:
-        """How many of so many should go at once."""
-        took_s = self.predicted_s(count)
-        below = [one for one in self.rates if one[0] <= count]
-        if took_s is None or not below:
-            return count
-        size, best = max(below, key=lambda one: one[1])
-        return size if best > _CLEARLY * count / took_s else count
-
-    def predicted_s(self, count: int) -> float | None:
-        """What a batch of so many took when it was measured, between two sizes by a line; else None."""
-        if count not in self._known:
-            self._known[count] = self._interpolated(count)
-        return self._known[count]
-
-    @functools.cached_property
-    def _known(self) -> dict[int, float | None]:
-        """Every request asks for some of them."""
-        return {}
-
-    def _interpolated(self, count: int) -> float | None:
-        below = [one for one in self.rates if one[0] <= count]
-        above = [one for one in self.rates if one[0] >= count]
-        if not below or not above:
-            return None
-        (less, slow), (more, fast) = below[-1], above[0]
-        share = 0.0 if less == more else (count - less) / (more - less)
-        return less / slow + (more / fast - less / slow) * share
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -153,7 +107,8 @@ class Batcher:
             queue = self._queues.setdefault(key, deque())
             queue.append(ticket)
             self._waiting += 1
-            self.pace.arrived(now)
+            if self._running:
+                self.pace.arrived()
             # A thread that collects looks by itself: only the first and the last of a batch wake it.
             if self._sleeps or len(queue) >= self._wanted:
                 self._changed.notify()
@@ -260,9 +215,8 @@ class Batcher:
     def _pause(self, queue: deque[Ticket]) -> float:
         """How long to wait for company: not at all where it is full, or none is to be expected in time."""
         # Whoever was here a batch ago may come again at once; others come at the rate at which they come.
-        now = self._clock()
-        left_s = queue[0].arrived_s + self.policy.wait_s - now
-        soon = self.pace.expected(left_s, now)
+        left_s = queue[0].arrived_s + self.policy.wait_s - self._clock()
+        soon = self.pace.expected(left_s)
         self._wanted = min(self.most, max(self._seen, len(queue) + soon))
         return 0.0 if len(queue) >= self._wanted or self._closing else left_s
 

@@ -1,7 +1,7 @@
 """Items to one call of the model and back: stacked, padded to a few lengths, cut to what belongs to each."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ class Runner:
         self.served = served
         # What each input is padded with; empty: only items of the same shape share a batch.
         self.pads = dict(pads or {})
-        # Batches that the model takes; empty: any.
+        # Batches that the model takes; empty: any. Of any, some may be faster when they are filled up.
         self.sizes: tuple[int, ...] = ()
+        self.filled: Callable[[int], int] = lambda count: count
         # Dimensions of outputs that are as long as one of an input is, to be cut with it.
         self.follows: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -51,7 +52,7 @@ class Runner:
 
     def padded_size(self, count: int) -> int:
         """The batch that so many items go into."""
-        return next((size for size in self.sizes if size >= count), count)
+        return next((size for size in self.sizes if size >= count), self.filled(count))
 
     def _shape(self, spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...]:
         if not self.pads:

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any
 
-from flatout.infer.serving.batching import Batcher, Policy
+from flatout.infer.serving.batching import Batcher
 from flatout.infer.serving.collating import Runner
 from flatout.infer.serving.loading import leave_a_core, load
 from flatout.infer.serving.metrics import Metric
 from flatout.infer.serving.openapi import described
+from flatout.infer.serving.policy import Policy
 from flatout.infer.serving.predicting import Predicting
 from flatout.infer.serving.problems import Problem
 from flatout.infer.serving.proving import example_item, prove
@@ -80,6 +81,8 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
         predicting.deliver(tickets)
 
     batcher = Batcher(runner, policy, deliver=deliver, too_large=is_out_of_memory, on_start=leave_a_core)
+    if proof.batches and not runner.sizes:
+        runner.filled = lambda count: policy.filled(count, batcher.most)
     predicting = Predicting(batcher, runner, served.specs, order, loop)
     batcher.start()
     about = Serving(

@@ -4,43 +4,50 @@
 _NEW = 0.1
 # What got slower is believed sooner than what got faster: late answers are worse than refusals.
 _WORSE = 0.5
+# A promise holds for nearly all, not for half of them: so many mean deviations are added to a mean.
+_DEVIATIONS = 3.0
 # Where nothing was answered yet, a client may ask again after this.
 _UNKNOWN_S = 1.0
-_MOST = 1 << 20
 
 
 class Pace:
     """Arrivals, and answers while the model works."""
 
     def __init__(self) -> None:
-        self._gap_s = float("inf")
-        self._last_s: float | None = None
+        self._came = 0
+        self._per_s: float | None = None
         self._item_s: float | None = None
-        # How many times longer batches take now than when they were measured: others use the machine too.
-        self.slowness = 1.0
+        # How many times longer batches take now than when they were measured, and how much that varies.
+        self._slower, self._varies = 1.0, 0.0
 
-    def arrived(self, now_s: float) -> None:
-        """One more came."""
-        if self._last_s is not None:
-            gap = now_s - self._last_s
-            self._gap_s = gap if self._gap_s == float("inf") else (1 - _NEW) * self._gap_s + _NEW * gap
-        self._last_s = now_s
+    def arrived(self) -> None:
+        """One more came while the model worked.
+
+        Those who come when they have just been answered are no sign that others will: they are here.
+        """
+        self._came += 1
 
     def answered(self, count: int, took_s: float, predicted_s: float | None = None) -> None:
         """So many were computed in this time; as much was to be expected by an earlier measurement."""
         if predicted_s:
-            now = took_s / predicted_s
-            new = _WORSE if now > self.slowness else _NEW
-            self.slowness += new * (now - self.slowness)
+            apart = took_s / predicted_s - self._slower
+            self._slower += (_WORSE if apart > 0 else _NEW) * apart
+            self._varies += _NEW * (abs(apart) - self._varies)
         each = took_s / count
         self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
+        if took_s > 0:
+            rate = self._came / took_s
+            self._per_s = rate if self._per_s is None else (1 - _NEW) * self._per_s + _NEW * rate
+            self._came = 0
 
-    def expected(self, within_s: float, now_s: float) -> int:
-        """How many should arrive in this time, by the gaps between those before."""
-        if self._last_s is None or within_s <= 0:
-            return 0
-        gap_s = max(self._gap_s, now_s - self._last_s)
-        return min(_MOST, int(within_s / gap_s)) if gap_s > 0 else _MOST
+    @property
+    def slowness(self) -> float:
+        """By how much nearly all batches stay below: others use the machine too, now more, now less."""
+        return self._slower + _DEVIATIONS * self._varies
+
+    def expected(self, within_s: float) -> int:
+        """How many should arrive in this time."""
+        return max(0, int(within_s * (self._per_s or 0.0)))
 
     @property
     def items_per_s(self) -> float | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from flatout.infer.serving.batching import Batcher, Closing, Expired, Full, Policy, Ticket
+from flatout.infer.serving.batching import Batcher, Closing, Expired, Full, Ticket
+from flatout.infer.serving.policy import Policy
 
 
 class Clock:
@@ -249,14 +250,14 @@ def test_what_arrives_from_many_threads_is_answered_once_each() -> None:
 
 def test_fewer_go_together_where_that_was_measured_to_be_faster() -> None:
     model = Model()
-    rates = ((1, 100.0), (2, 60.0), (4, 300.0))
+    rates = ((1, 100.0), (2, 60.0), (4, 100.0))
     one = batcher(model, rates=rates)
     for number in range(2):
         one.submit(number)
     all_answered(one)
     assert model.batches == [[0], [1]]
     policy = Policy(most=4, wait_s=0, queue=9, rates=rates)
-    assert [policy.worthwhile(count) for count in (1, 2, 3, 4, 5)] == [1, 1, 3, 4, 5]
+    assert [policy.worthwhile(count) for count in (1, 2, 3, 4, 5)] == [1, 1, 1, 4, 5]
     assert Policy(most=4, wait_s=0, queue=9).worthwhile(3) == 3
 
 
@@ -289,3 +290,72 @@ def test_a_machine_that_has_become_slower_accepts_fewer() -> None:
     for _ in range(40):
         accepted()
     assert accepted() == 20
+
+
+def test_clients_that_ask_again_as_soon_as_they_are_answered_are_not_kept_waiting() -> None:
+    clock = Clock()
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        clock.now += 0.03
+        return values
+
+    one = Batcher(run, Policy(most=64, wait_s=0.01, queue=100), clock=clock)
+    for _ in range(20):
+        for number in range(4):
+            one.submit(number)
+        queue = next(iter(one._queues.values()))
+        one._seen = 4
+        assert one._pause(queue) == 0, "all four are here, and nobody else ever came"
+        one.turn()
+
+
+def test_who_comes_while_the_model_works_is_a_sign_of_others() -> None:
+    clock, batch = Clock(), [0]
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        clock.now += 0.1
+        if batch[0] < 30:
+            for number in range(10):
+                one.submit(number)
+        batch[0] += 1
+        return values
+
+    one = Batcher(run, Policy(most=64, wait_s=0.02, queue=1000), clock=clock)
+    one.submit(0)
+    for _ in range(30):
+        one.turn()
+        clock.now += 0.021  # nobody came after all
+    # Ten in 0.1 s: in the next 0.02 s two are to be expected.
+    assert one.pace.expected(0.021) == 2
+
+
+def test_batches_are_filled_up_where_larger_ones_were_measured_to_be_faster() -> None:
+    times = {1: 7, 2: 14, 4: 28, 8: 17, 16: 33, 32: 63, 64: 48}
+    rates = tuple((size, size / milliseconds * 1000) for size, milliseconds in times.items())
+    policy = Policy(most=64, wait_s=0, queue=9, rates=rates)
+    assert [policy.filled(count, 64) for count in (1, 2, 4, 6, 8, 9, 16, 32, 64)] == [
+        1,
+        2,
+        8,
+        8,
+        8,
+        9,
+        16,
+        64,
+        64,
+    ]
+    assert policy.predicted_s(4) == pytest.approx(0.017)
+    # After memory ran out with more, nothing is filled up beyond what fits.
+    assert policy.filled(4, 4) == 4
+    assert policy.filled(32, 32) == 32
+
+
+def test_times_that_vary_are_promised_by_their_upper_end() -> None:
+    from flatout.infer.serving.pace import Pace
+
+    steady, shaky = Pace(), Pace()
+    for number in range(200):
+        steady.answered(1, 0.1, 0.1)
+        shaky.answered(1, 0.05 if number % 2 else 0.15, 0.1)
+    assert steady.slowness == pytest.approx(1.0)
+    assert shaky.slowness > 1.5
