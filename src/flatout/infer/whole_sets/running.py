@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 from flatout.infer.whole_sets.choosing import best_size
 from flatout.infer.whole_sets.computing import Computing
+from flatout.infer.whole_sets.counting import Expected
 from flatout.infer.whole_sets.reading import length_of, loader_from
 from flatout.infer.whole_sets.shards import Shards, read_index, read_shard
 from flatout.infer.whole_sets.writing import ToFunction, Writer
@@ -150,8 +151,11 @@ def _work(
     computed = 0
     try:
         with _progress(first, total) as step:
+            expected = Expected(size, None if total is None else total - first)
             for batch in Prefetched(loader, device):
-                for outputs in computing.outputs(batch):
+                made = computing.outputs(batch)
+                expected.heard([next(iter(outputs.values())).shape[0] for outputs in made])
+                for outputs in made:
                     writer.put(outputs, computing.part_size)
                     count = next(iter(outputs.values())).shape[0]
                     computed += count

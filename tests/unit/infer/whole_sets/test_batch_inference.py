@@ -266,3 +266,20 @@ def test_killed_at_any_moment_it_ends_with_the_very_same_files(tmp_path: Path) -
     assert {path.name for path in folder.glob("part-*")} == names
     for name in names:
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def without_odd_ones(samples: list[torch.Tensor]) -> torch.Tensor:
+    """As people leave out samples that cannot be read."""
+    return torch.stack([one for one in samples if float(one[0]) not in (24.0, 5.0)])
+
+
+@pytest.mark.parametrize("dataset", [None, Counted()])
+def test_a_collate_function_that_drops_samples_is_found_out_before_outputs_shift(
+    tmp_path: Path, dataset: Any
+) -> None:
+    with pytest.raises(CallerMistake, match="outputs for") as caught:
+        run(Two(), tmp_path / "out", dataset, collate_fn=without_odd_ones)
+    assert "collate_fn" in caught.value.remedy
+    # What was right until then is kept: shards of three batches each, none of them with a hole.
+    index = read_index(tmp_path / "out")
+    assert index is None or index.samples % 12 == 0
