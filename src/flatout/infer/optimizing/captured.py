@@ -26,6 +26,11 @@ class Captured:
         self._device = device
         self._inputs = example.copied()
         self._places = self._inputs.tensors()
+        elsewhere = {str(one.device) for one in self._places if one.device != device}
+        if elsewhere:
+            raise ValueError(
+                f"inputs on {', '.join(sorted(elsewhere))}: a graph on {device} would keep their first values"
+            )
         self._graph = torch.cuda.CUDAGraph()
         self._used_on: Any = None
         with torch.cuda.device(device), torch.no_grad():

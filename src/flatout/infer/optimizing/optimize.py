@@ -16,6 +16,7 @@ from flatout.infer.optimizing.optimized import Optimized
 from flatout.infer.optimizing.racing import Race
 from flatout.infer.optimizing.search import Candidate, Search
 from flatout.infer.optimizing.shapes import Shapes
+from flatout.infer.optimizing.state import State
 from flatout.infer.optimizing.ways import QUANTIZED, Precision, Way
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.inference import Goal, OptimizeReport
@@ -40,11 +41,16 @@ def make_optimized(
     training, notes = _into_eval(module)
     try:
         example = max(examples, key=lambda one: sum(tensor.numel() for tensor in one.tensors()))
+        state = State(module)
         facts = facts_of(module, example, backend)
+        remembers = state.changed()
         guard = Guard(module, [example], facts.dtype)
         race = Race(facts.device, goal, most_s=max(1.0, min(6.0, budget_s / 10)))
         search = Search(module, example, facts, guard, race, budget_s)
-        best = search.run(allowed)
+        best = search.baseline if remembers else search.run(allowed)
+        if remembers:
+            names = ", ".join(remembers[:4])
+            notes.append(f"calls change what the module holds ({names}): it runs as it was written")
         final = search.compared(search.baseline, best) if best is not search.baseline else None
         if final is not None and final.low <= 1.0:
             notes.append(
@@ -52,19 +58,20 @@ def make_optimized(
             )
             best = search.baseline
         shapes = _shapes(best, example, examples, facts, guard, buckets, notes)
+        report = _report(goal, facts, search, best, final, notes, began)
+        state.changed()
     except BaseException:
         for part, was in training.items():
             part.training = was
         raise
-    if best.way.inference_mode:
-        notes.append("outputs are inference tensors: autograd takes a clone() of them, not themselves")
-    report = _report(goal, facts, search, best, final, notes, time.monotonic() - began)
     return Optimized(module, report, None if best is search.baseline else best, shapes, training)
 
 
 def _report(
-    goal: Goal, facts: Facts, search: Search, best: Candidate, final: Any, notes: list[str], took_s: float
+    goal: Goal, facts: Facts, search: Search, best: Candidate, final: Any, notes: list[str], began: float
 ) -> OptimizeReport:
+    if best.way.inference_mode:
+        notes.append("outputs are inference tensors: autograd takes a clone() of them, not themselves")
     if final is None:
         final = search.compared(search.baseline, search.baseline)
     as_it_was = best is search.baseline
@@ -80,7 +87,7 @@ def _report(
         chosen=best.way.names(),
         tried=tuple(search.tried),
         notes=tuple(notes),
-        took_s=took_s,
+        took_s=time.monotonic() - began,
     )
 
 

@@ -43,7 +43,10 @@ class Optimized:
         self._lock = threading.Lock()
         self._stale = False
         self._hook: Any = None
-        if candidate is not None and needs_twin(candidate.way):
+        # A graph knows where the module's own weights lie; of a twin's nobody else knows.
+        bound = candidate is not None and candidate.way.cuda_graph and not needs_twin(candidate.way)
+        self._places = _places(module) if bound else None
+        if candidate is not None and (needs_twin(candidate.way) or bound):
             hearing: Any = module.register_load_state_dict_post_hook
             self._hook = hearing(self._loaded)
 
@@ -53,8 +56,9 @@ class Optimized:
         if run is None or self.module.training:
             self._in_training += run is not None
             return self._as_written(*args, **kwargs)
-        if self._stale:
+        if self._stale or (self._places is not None and self._has_moved()):
             self._refresh()
+            run = self._run or self._as_written
         try:
             return run(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the module itself has the last word
@@ -95,11 +99,24 @@ class Optimized:
     def _loaded(self, *_: Any) -> None:
         self._stale = True
 
+    def _has_moved(self) -> bool:
+        """Whether the module was moved or cast; its first weight tells, as these take all of them along."""
+        one = next(self.module.parameters(), None)
+        return one is not None and self._places is not None and one.data_ptr() != self._places[0]
+
     @torch.no_grad()
     def _refresh(self) -> None:
         """In place: compiled functions and graphs know where weights lie."""
         with self._lock:
             self._stale = False
+            if self._places is not None and self._places != _places(self.module):
+                self._run, self._places = None, None
+                warnings.warn(
+                    "flatout.optimize: the module's weights lie elsewhere than when it was captured; calls "
+                    "run as written from now on",
+                    stacklevel=3,
+                )
+                return
             if self._candidate is None or self._candidate.prepared.inner is self.module:
                 return
             inner = self._candidate.prepared.inner
@@ -144,3 +161,7 @@ class Optimized:
             ways = " + ".join(self.report.chosen) or "as written"
             return f"Optimized({type(self.module).__name__}, {ways}, {self.report.speedup:.2f}x)"
         return "Optimized()"
+
+
+def _places(module: torch.nn.Module) -> tuple[int, ...]:
+    return tuple(one.data_ptr() for one in (*module.parameters(), *module.buffers()))

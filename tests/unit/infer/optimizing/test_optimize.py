@@ -16,6 +16,7 @@ from torch import nn
 
 import flatout
 from flatout.infer.optimizing import search
+from flatout.infer.optimizing.calling import arguments
 from flatout.infer.optimizing.optimize import make_optimized
 from flatout.infer.optimizing.optimized import Optimized
 from flatout.infer.optimizing.switches import switched
@@ -271,3 +272,53 @@ def test_with_inductor_a_compiled_module_answers_all_batches() -> None:
     for samples in (8, 1, 3, 11):
         x = torch.randn(samples, 32)
         torch.testing.assert_close(made(x), module(x).detach(), atol=0.05, rtol=0.05)
+
+
+class Remembers(nn.Module):
+    """Each call moves a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.layer(x) + self.mean
+
+
+def test_a_module_that_remembers_is_left_as_it_was_found_and_runs_as_written() -> None:
+    torch.manual_seed(0)
+    module, twin = Remembers().eval(), Remembers().eval()
+    twin.load_state_dict(module.state_dict())
+    made = make_optimized(
+        module, torch.randn(8, 16), "latency", allow=(), budget_s=3, buckets=None, backend="eager"
+    )
+    assert torch.equal(module.mean, torch.zeros(16))
+    assert "mean" in made.report.notes[-1]
+    for number in range(3):
+        x = torch.full((8, 16), float(number))
+        with torch.no_grad():
+            assert torch.equal(made(x), twin(x))
+
+
+def test_inputs_beside_the_gpu_are_not_captured() -> None:
+    from flatout.infer.optimizing.captured import Captured
+
+    with pytest.raises(ValueError, match="inputs on cpu"):
+        Captured(lambda x: x, arguments(torch.ones(2)), torch.device("cuda", 0), None)
+
+
+def test_weights_that_lie_elsewhere_than_when_they_were_captured_end_the_fast_way() -> None:
+    from flatout.infer.optimizing.preparing import Prepared
+    from flatout.infer.optimizing.search import Candidate
+
+    module = nn.Linear(4, 4).eval()
+    graph = nn.Linear(4, 4)  # stands for a graph over the weights that were
+    candidate = Candidate(Way(cuda_graph=True), Prepared(module, Way(), torch.device("cpu")), graph)
+    made = Optimized(module, None, candidate, None, {})  # type: ignore[arg-type]
+    x = torch.ones(1, 4)
+    assert torch.equal(made(x), graph(x))
+    module.double().float()
+    with pytest.warns(UserWarning, match="lie elsewhere"):
+        assert torch.equal(made(x), module(x))
