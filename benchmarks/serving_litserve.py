@@ -44,6 +44,8 @@ class Api(litserve.LitAPI):
 
 
 if __name__ == "__main__":
+    # It would use `mcp` wherever that is installed, and knows other versions of it than we need.
+    litserve.server._MCP_AVAILABLE = False  # noqa: SLF001
     port, most, wait_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     api = Api(max_batch_size=most, batch_timeout=wait_s)
     server = litserve.LitServer(api, accelerator="auto", devices=1, workers_per_device=1, timeout=60)

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from flatout.infer.serving.collating import Runner
+from flatout.infer.serving.loading import load
+from flatout.infer.serving.proving import prove
+from flatout.records.errors import JobFailed
+
 MODELS = """
 import torch
 from torch import nn
@@ -93,3 +98,8 @@ def test_a_package_answers_like_its_module_without_it(folder: Path) -> None:
         (folder / "gone.txt").rename(folder / "models.py")
     assert loaded.stdout.splitlines() == ["(1, 4)", "(4, 4)", "(9, 4)"], loaded.stderr
     assert not list(folder.glob(".model-*"))
+    # A server needs no word of its inputs, and compiled code is never given others.
+    assert [str(spec) for spec in load(str(folder / "model.pt2"), (), "cpu").specs] == ["input0:float32[8]"]
+    wrong = load(str(folder / "model.pt2"), ("x:float32[9]",), "cpu")
+    with pytest.raises(JobFailed, match=r"float32 \(1, 9\)"):
+        prove(Runner(wrong))

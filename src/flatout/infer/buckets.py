@@ -13,11 +13,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from flatout.infer.optimizing.calling import Arguments, flat
+from flatout.infer.sizes import MOST_SIZES
 from flatout.memory.splitting import map_tensors, samples_in, tensors_of
 from flatout.records.errors import CallerMistake
-
-# Sizes of batches at most; each is a graph to capture, and one of the compiler's entries at the worst.
-MOST_SIZES = 8
 
 Size = tuple[int, int]
 
@@ -51,14 +49,6 @@ class Buckets:
                 expected="the dimension of the sequence by input, masks among them",
                 remedy='Buckets(length=(128, 256), sequences={"input_ids": 1, "attention_mask": 1})',
             )
-
-
-def halves(size: int) -> tuple[int, ...]:
-    """A size, its half and so on, and 1; at most as many as there may be."""
-    found = [size]
-    while found[-1] > 1 and len(found) < MOST_SIZES - 1:
-        found.append((found[-1] + 1) // 2)
-    return tuple(sorted({*found, 1}))
 
 
 @dataclasses.dataclass(frozen=True)

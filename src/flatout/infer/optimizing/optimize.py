@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from flatout.infer.buckets import Buckets, Fitting, fitting, halves
+from flatout.infer.buckets import Buckets, Fitting, fitting
 from flatout.infer.optimizing.calling import Arguments, examples_of
 from flatout.infer.optimizing.facts import Facts, facts_of
 from flatout.infer.optimizing.guard import Guard
@@ -18,6 +18,7 @@ from flatout.infer.optimizing.search import Candidate, Search
 from flatout.infer.optimizing.shapes import Shapes
 from flatout.infer.optimizing.state import State
 from flatout.infer.optimizing.ways import QUANTIZED, Precision, Way
+from flatout.infer.sizes import halves
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.inference import Goal, OptimizeReport
 

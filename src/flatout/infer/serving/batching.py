@@ -4,55 +4,18 @@ One thread runs the model; anybody may hand items in. It knows nothing of HTTP o
 answered: by a result, by its own error, or by the notice that its time was over.
 """
 
-import dataclasses
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from flatout.infer.serving.pace import Pace
 from flatout.infer.serving.policy import Policy
-
-State = Literal["waiting", "running", "answered", "left"]
+from flatout.infer.serving.tickets import Closing, Expired, Full, Ticket
 
 # After a batch that was too large, so many full ones must go well before a larger one is tried again.
 _WELL = 64
-
-
-class Full(Exception):
-    """No more may wait; `retry_after_s` is when there should be room, by the present rate."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"no more may wait; try again in {retry_after_s:.3g} s")
-        self.retry_after_s = retry_after_s
-
-
-class Closing(Exception):
-    """Nothing is accepted any more."""
-
-
-class Expired(Exception):
-    """It waited longer than it was allowed to."""
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Ticket:
-    """One accepted item and what came of it."""
-
-    value: Any
-    # Only items with the same key share a batch.
-    key: Hashable
-    arrived_s: float
-    expires_s: float
-    # Whoever waits for it may keep something here.
-    owner: Any = None
-    state: State = "waiting"
-    result: Any = None
-    error: BaseException | None = None
-    # With how many it was computed, and how long it had waited.
-    batch: int = 0
-    waited_s: float = 0.0
 
 
 class Batcher:

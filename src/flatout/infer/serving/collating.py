@@ -1,6 +1,5 @@
 """Items to one call of the model and back: stacked, padded to a few lengths, cut to what belongs to each."""
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from flatout.infer.serving.loading import Served
 from flatout.infer.serving.specs import TensorSpec
 from flatout.infer.serving.wire import Item
+from flatout.infer.sizes import next_length
 
-# Lengths are padded to the next of so many between two powers of two: an eighth is wasted at most.
-_STEPS = 4
 OUTPUT = "output"
 
 
@@ -58,7 +56,7 @@ class Runner:
         if not self.pads:
             return tuple(shape)
         return tuple(
-            min(size.most, bucket(length)) if size.varies else length
+            min(size.most, next_length(length)) if size.varies else length
             for size, length in zip(spec.shape, shape, strict=True)
         )
 
@@ -86,14 +84,6 @@ class Runner:
         for (name, dimension), (source, along) in self.follows.items():
             found[name] = found[name][(*(slice(None),) * dimension, slice(item[source].shape[along]))]
         return found
-
-
-def bucket(length: int) -> int:
-    """The length that this one is padded to."""
-    if length <= 2 * _STEPS:
-        return 1 << (length - 1).bit_length()
-    step = 1 << (math.ceil(math.log2(length)) - 1) >> int(math.log2(_STEPS))
-    return -(-length // step) * step
 
 
 def _by_name(made: Any, size: int) -> dict[str, Any]:

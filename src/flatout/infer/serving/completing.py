@@ -1,22 +1,17 @@
 """/v1/completions, /v1/chat/completions and /v1/models, whole or as a stream of events."""
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from flatout.infer.generating.generator import Request as TextRequest
 from flatout.infer.generating.sampling import Sampling
-from flatout.infer.serving.asking import Chat, Completion, asked, sampling_of, stops_of
-from flatout.infer.serving.batching import Closing, Full
-from flatout.infer.serving.door import GONE, read_body, told_when_gone
-from flatout.infer.serving.engine import Engine, Job, Speller, Stops
+from flatout.infer.serving.asking import Chat, Completion, asked, sampling_of
+from flatout.infer.serving.door import read_body
+from flatout.infer.serving.engine import Engine, Job
 from flatout.infer.serving.metrics import (
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
@@ -28,6 +23,8 @@ from flatout.infer.serving.metrics import (
 )
 from flatout.infer.serving.predicting import leaving
 from flatout.infer.serving.problems import Problem, bad
+from flatout.infer.serving.tickets import Closing, Full
+from flatout.infer.serving.writing import Stream, Written, json_answer
 from flatout.records.serving import ServeOrder
 
 _USUAL_TOKENS = 16
@@ -82,7 +79,7 @@ class Completing:
     async def models(self, _request: Request) -> Response:
         """GET /v1/models."""
         model = {"id": self.name, "object": "model", "created": self._since, "owned_by": "flatout"}
-        return _json({"object": "list", "data": [{**model, "max_model_len": self._engine.length}]})
+        return json_answer({"object": "list", "data": [{**model, "max_model_len": self._engine.length}]})
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -129,10 +126,10 @@ class Completing:
         text = TextRequest(
             ids, wanted, sampling_of(found, self._usual), () if found.ignore_eos else self._stops
         )
-        written = _Written(self, text, kind, found)
+        written = Written(self, text, kind, found)
         written.job = self._submitted(text)
         if found.stream:
-            return _Stream(written)
+            return Stream(written)
         return await written.whole(request)
 
     def _insist_on_room(self, ids: list[int]) -> None:
@@ -199,138 +196,6 @@ class Completing:
         return self._order.timeout_s
 
 
-class _Written:
-    """One answer while it is written."""
-
-    def __init__(self, owner: Completing, text: TextRequest, kind: str, found: Any) -> None:
-        self._owner, self._text, self._kind = owner, text, kind
-        self._usage = found.stream_options is not None and found.stream_options.include_usage
-        self._speller, self._stops = Speller(owner.spelled), Stops(stops_of(found))
-        self._head = {
-            "id": f"{'chatcmpl' if kind == 'chat.completion' else 'cmpl'}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": owner.name,
-        }
-        self.job: Job
-
-    async def _pieces(self) -> AsyncIterator[tuple[str, str]]:
-        """Pieces of text, and why it ended with the last one."""
-        outcome = "left"
-        try:
-            async with asyncio.timeout(self._owner.timeout_s):
-                while (token := await self.job.news.get()) is not None:
-                    piece, stopped = self._stops.add(self._speller.add(token))
-                    if stopped:
-                        outcome = "answered"
-                        yield piece, "stop"
-                        return
-                    if piece:
-                        yield piece, ""
-            if self.job.error is not None:
-                outcome = "failed"
-                raise self.job.error
-            outcome = "answered"
-            last, stopped = self._stops.add(self._speller.rest())
-            yield last if stopped else last + self._stops.rest(), "stop" if stopped else self._text.ending
-        except TimeoutError:
-            outcome = "expired"
-            raise
-        finally:
-            self._owner.give_up(self.job)
-            self._owner.ended(self.job, self._kind, outcome)
-
-    def give_up(self) -> None:
-        """Nobody wants the rest."""
-        self._owner.give_up(self.job)
-
-    async def whole(self, request: Request) -> Response:
-        """All of it at once; a client that goes is noticed."""
-        parts: list[str] = []
-        ending = ""
-
-        async def collect() -> None:
-            nonlocal ending
-            async for piece, why in self._pieces():
-                parts.append(piece)
-                ending = why
-
-        writing = asyncio.ensure_future(collect())
-        try:
-            with told_when_gone(request, writing.cancel):
-                await asyncio.wait({writing})
-        finally:
-            writing.cancel()
-        if writing.cancelled():
-            return Response(status_code=GONE)
-        _told(writing.exception(), self._owner.timeout_s)
-        return _json(
-            {
-                **self._head,
-                "object": self._kind,
-                "choices": [self._choice("".join(parts), ending)],
-                "usage": self._count(),
-            }
-        )
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events, as OpenAI's clients read them."""
-        if self._kind == "chat.completion":
-            yield self._event(
-                {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            )
-        try:
-            async for piece, why in self._pieces():
-                yield self._event(self._delta(piece, why))
-            if self._usage:
-                yield _sse({**self._head, "object": self._chunk, "choices": [], "usage": self._count()})
-            yield b"data: [DONE]\n\n"
-        except Exception as error:  # noqa: BLE001 - the status is long sent: the stream itself must tell
-            problem = _problem(error, self._owner.timeout_s)
-            yield b"data: " + problem.body() + b"\n\n"
-
-    @property
-    def _chunk(self) -> str:
-        return "chat.completion.chunk" if self._kind == "chat.completion" else self._kind
-
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return _sse({**self._head, "object": self._chunk, "choices": [choice]})
-
-    def _delta(self, text: str, ending: str) -> dict[str, Any]:
-        if self._kind == "chat.completion":
-            return {"index": 0, "delta": {"content": text}, "finish_reason": ending or None}
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": ending or None}
-
-    def _choice(self, text: str, ending: str) -> dict[str, Any]:
-        if self._kind == "chat.completion":
-            return {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "finish_reason": ending or None,
-            }
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": ending or None}
-
-    def _count(self) -> dict[str, int]:
-        read, wrote = len(self._text.prompt), len(self._text.tokens)
-        return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
-
-
-class _Stream(StreamingResponse):
-    """Events as they come. A client may go before the first: what is written for it ends then, too."""
-
-    def __init__(self, written: _Written) -> None:
-        super().__init__(
-            written.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
-        )
-        self._written = written
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Until its end, or the client's."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._written.give_up()
-
-
 async def _body(request: Request, order: ServeOrder) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -345,28 +210,3 @@ async def _body(request: Request, order: ServeOrder) -> bytes:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
-
-
-def _told(error: BaseException | None, timeout_s: float) -> None:
-    if error is not None:
-        raise _problem(error, timeout_s) from None
-
-
-def _problem(error: BaseException, timeout_s: float) -> Problem:
-    if isinstance(error, TimeoutError):
-        return Problem(
-            504, f"no end within {timeout_s:g} s", expected="one in that time", remedy="fewer max_tokens"
-        )
-    if isinstance(error, ValueError):
-        return bad(str(error), "a request that the model has room for")
-    return Problem(
-        500, f"the model failed with {type(error).__name__}", expected="a text", remedy="ask again"
-    )
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -41,7 +41,9 @@ class ItemService:
         return self._predicting.shed(method, path)
 
     def stuck(self) -> str:
-        """A batch that takes longer than any request may."""
+        """A device that is lost, or a batch that takes longer than any request may."""
+        if self._predicting.broken:
+            return self._predicting.broken
         lasted = self._predicting.batcher.running_for_s
         return f"a batch has been under way for {lasted:.0f} s" if lasted > self._order.timeout_s else ""
 

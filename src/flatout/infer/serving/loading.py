@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 
 import torch
 
+from flatout.infer.exporting.loaded import LoadedModel
 from flatout.infer.serving.specs import DTYPES, Size, TensorSpec, parsed
 from flatout.records.errors import CallerMistake, JobFailed, nearest
+from flatout.records.packages import PackageLook
 
+_POSITION = re.compile(r"input\d+")
 _REMEDY = "--input x:float32[3,224,224]   # or a factory that returns (model, example inputs)"
 
 
@@ -59,15 +63,26 @@ def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: torch.device) 
             expected="a .pt2 or .pt file",
             remedy="check the path; module:factory is another way",
         )
+    unknown = CallerMistake(
+        f"{path} does not say what its inputs are", expected="--input for each of them", remedy=_REMEDY
+    )
+    if not specs and path.suffix == ".pt":
+        raise unknown
+    call, named = _read(path, device)
+    by_name = bool(named) and not any(_POSITION.fullmatch(one.name) for one in named)
+    specs = specs or named
     if not specs:
-        raise CallerMistake(
-            f"{path} does not say what its inputs are", expected="--input for each of them", remedy=_REMEDY
-        )
+        raise unknown
+    return Served(name=path.stem, call=call, specs=specs, device=device, by_name=by_name)
+
+
+def _read(path: Path, device: torch.device) -> tuple[Any, tuple[TensorSpec, ...]]:
+    """What can be called, and its inputs where the file says them."""
     try:
         if path.suffix == ".pt2":
-            call: Any = torch._inductor.aoti_load_package(str(path))  # noqa: SLF001
-        else:
-            call = torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-untyped-call]
+            loaded = LoadedModel.read(path)
+            return loaded, _told_inputs(loaded.look)
+        return torch.jit.load(str(path), map_location=device).eval(), ()  # type: ignore[no-untyped-call]
     except Exception as error:
         said = (str(error).splitlines() or [""])[0][:200]
         raise CallerMistake(
@@ -75,7 +90,18 @@ def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: torch.device) 
             expected="an AOTInductor package (.pt2) or a TorchScript file (.pt), made for this machine",
             remedy="export it again with this torch, or serve module:factory",
         ) from error
-    return Served(name=path.stem, call=call, specs=specs, device=device, by_name=False)
+
+
+def _told_inputs(look: PackageLook | None) -> tuple[TensorSpec, ...]:
+    """Of a package of `flatout export-model`: its arguments by number, or its keywords; else none."""
+    found = []
+    for one in look.inputs if look is not None else ():
+        kind, _, name = one.path.partition(".")
+        name = f"input{name}" if kind == "0" else name
+        if not one.shape or one.dtype not in DTYPES or not name.isidentifier():
+            return ()
+        found.append(TensorSpec(name, one.dtype, tuple(Size(size, size) for size in one.shape[1:])))
+    return tuple(found)
 
 
 def _from_factory(target: str, specs: tuple[TensorSpec, ...], device: torch.device) -> Served:

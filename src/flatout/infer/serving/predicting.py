@@ -8,11 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from flatout.infer.serving.batching import Batcher, Closing, Expired, Full, Ticket
+from flatout.infer.serving.batching import Batcher
+from flatout.infer.serving.broken import lost_device
 from flatout.infer.serving.door import GONE, read_body, say, told_when_gone
 from flatout.infer.serving.metrics import HTTP_SECONDS, SIZES, Counter, Gauge, Histogram, Metric
 from flatout.infer.serving.problems import Problem, bad
 from flatout.infer.serving.specs import TensorSpec
+from flatout.infer.serving.tickets import Closing, Expired, Full, Ticket
 from flatout.infer.serving.wire import JSON, KINDS, Reader, answer, kind_of_answer
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.records.serving import ServeOrder
@@ -40,6 +42,8 @@ class Predicting:
         self._waits = Histogram(
             "flatout_serve_queue_seconds", "How long items waited for their batch.", HTTP_SECONDS
         )
+        # What ended the device for this process; empty as long as it works.
+        self.broken = ""
         self._items = Counter("flatout_serve_items_total", "Items, by what became of them.", ("outcome",))
 
     def metrics(self) -> list[Metric]:
@@ -153,6 +157,7 @@ class Predicting:
         self._waits.see(ticket.waited_s)
         self._items.add(1, "failed" if error is not None else "answered")
         if error is not None:
+            self.broken = self.broken or lost_device(error)
             raise _failed(error)
         result: dict[str, Any] = ticket.result
         ticket.result = None

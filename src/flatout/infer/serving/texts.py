@@ -56,7 +56,9 @@ class TextService:
         return self._completing.shed(method, path)
 
     def stuck(self) -> str:
-        """A step that takes longer than any text may."""
+        """A device that is lost, or a step that takes longer than any text may."""
+        if self._engine.broken:
+            return self._engine.broken
         lasted = self._engine.turn_for_s
         return f"a step has been under way for {lasted:.0f} s" if lasted > self._order.timeout_s else ""
 

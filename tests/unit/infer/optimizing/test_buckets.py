@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from flatout.infer.buckets import Buckets, fitting, halves
+from flatout.infer.buckets import Buckets, fitting
 from flatout.infer.optimizing.calling import Arguments, arguments
 from flatout.infer.optimizing.guard import Guard
 from flatout.infer.optimizing.optimize import _proven
@@ -15,6 +15,7 @@ from flatout.infer.optimizing.preparing import Prepared
 from flatout.infer.optimizing.search import Candidate
 from flatout.infer.optimizing.shapes import Shapes
 from flatout.infer.optimizing.ways import Way
+from flatout.infer.sizes import halves
 from flatout.records.errors import CallerMistake
 
 CPU = torch.device("cpu")

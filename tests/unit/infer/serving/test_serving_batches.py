@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from flatout.infer.serving.batching import Batcher, Closing, Expired, Full, Ticket
+from flatout.infer.serving.batching import Batcher
 from flatout.infer.serving.policy import Policy
+from flatout.infer.serving.tickets import Closing, Expired, Full, Ticket
 
 
 class Clock:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.infer.serving.collating import Runner, bucket
+from flatout.infer.serving.broken import lost_device
+from flatout.infer.serving.collating import Runner
 from flatout.infer.serving.loading import Served, load
 from flatout.infer.serving.proving import Proof, example_item, prove
 from flatout.infer.serving.sizing import sized
 from flatout.infer.serving.specs import parsed
+from flatout.infer.sizes import next_length
 from flatout.records.errors import CallerMistake, JobFailed
 
 CPU = torch.device("cpu")
@@ -134,7 +136,7 @@ def test_the_queue_holds_what_the_latency_allows() -> None:
     ("length", "padded"), [(1, 1), (3, 4), (8, 8), (9, 10), (17, 20), (100, 112), (512, 512), (513, 640)]
 )
 def test_lengths_go_to_a_few_buckets(length: int, padded: int) -> None:
-    assert bucket(length) == padded
+    assert next_length(length) == padded
 
 
 @pytest.fixture
@@ -219,3 +221,16 @@ def test_padding_in_bfloat16_is_proven_in_bfloat16() -> None:
     weight = torch.ones(1, 1, dtype=torch.bfloat16)
     one = runner(lambda x: x.sum(1, keepdim=True) @ weight, "x:bfloat16[1-16]", x=0)
     assert prove(one).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lost"),
+    [
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_a_lost_device_is_told_from_a_failed_item(words: str, is_lost: bool) -> None:
+    assert bool(lost_device(RuntimeError(words))) is is_lost

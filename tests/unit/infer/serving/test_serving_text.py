@@ -7,8 +7,8 @@ import pytest
 
 from flatout.infer.generating.sampling import Sampling
 from flatout.infer.serving.asking import Chat, Completion, asked, sampling_of, stops_of
-from flatout.infer.serving.engine import Speller, Stops
 from flatout.infer.serving.problems import Problem
+from flatout.infer.serving.spelling import Speller, Stops
 
 
 def spelled(text: str) -> list[str]:
