@@ -67,7 +67,8 @@ class Runner:
         if spec.varies and self.pads:
             whole.fill(self.pads.get(spec.name, 0))
         for row, array in enumerate(arrays):
-            whole[(row, *(slice(length) for length in array.shape))] = array
+            place: tuple[Any, ...] = (row, *(slice(length) for length in array.shape))
+            whole[place] = array
         whole[len(items) :] = whole[0]
         return self.tensor(spec, whole)
 

@@ -6,6 +6,7 @@ import hmac
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -194,7 +195,7 @@ def _no_such(status: int, words: str, allow: str = "") -> Problem:
 
 
 @contextlib.contextmanager
-def told_when_gone(request: Request, callback: Callable[[], None]) -> Iterator[None]:
+def told_when_gone(request: Request, callback: Callable[[], Any]) -> Iterator[None]:
     """Meanwhile: a call of `callback` should the client go."""
     connection = request.scope["flatout.connection"]
     if connection.transport.is_closing():

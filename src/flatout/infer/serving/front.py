@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._in_headers = True
         # Whoever answers a request of this connection may want to hear that nobody listens any more.
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[], Any] | None = None
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
