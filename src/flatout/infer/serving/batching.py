@@ -126,7 +126,8 @@ class Batcher:
         rounds, rest = divmod(waiting, self.most)
         under_way = self.policy.predicted_s(len(self._running)) if self._running else 0.0
         last = self.policy.predicted_s(rest) if rest else 0.0
-        return self.pace.slowness * (rounds * whole + (last or 0.0) + (under_way or 0.0))
+        slow, spread_s = self.pace.slowness, self.pace.spread_s
+        return slow * (rounds * whole + (last or 0.0) + (under_way or 0.0)) + spread_s
 
     @property
     def running_for_s(self) -> float:

@@ -2,8 +2,6 @@
 
 # How much of a mean the newest counts.
 _NEW = 0.1
-# What got slower is believed sooner than what got faster: late answers are worse than refusals.
-_WORSE = 0.5
 # A promise holds for nearly all, not for half of them: so many mean deviations are added to a mean.
 _DEVIATIONS = 3.0
 # Where nothing was answered yet, a client may ask again after this.
@@ -17,8 +15,9 @@ class Pace:
         self._came = 0
         self._per_s: float | None = None
         self._item_s: float | None = None
-        # How many times longer batches take now than when they were measured, and how much that varies.
-        self._slower, self._varies = 1.0, 0.0
+        # What batches take now, what they took when measured, and how far single ones are from that ratio.
+        # In seconds: a small batch that was interrupted says little about large ones.
+        self._took_s = self._measured_s = self._apart_s = 0.0
 
     def arrived(self) -> None:
         """One more came while the model worked.
@@ -30,9 +29,9 @@ class Pace:
     def answered(self, count: int, took_s: float, predicted_s: float | None = None) -> None:
         """So many were computed in this time; as much was to be expected by an earlier measurement."""
         if predicted_s:
-            apart = took_s / predicted_s - self._slower
-            self._slower += (_WORSE if apart > 0 else _NEW) * apart
-            self._varies += _NEW * (abs(apart) - self._varies)
+            self._apart_s += _NEW * (abs(took_s - self.slowness * predicted_s) - self._apart_s)
+            self._took_s += _NEW * (took_s - self._took_s)
+            self._measured_s += _NEW * (predicted_s - self._measured_s)
         each = took_s / count
         self._item_s = each if self._item_s is None else (1 - _NEW) * self._item_s + _NEW * each
         if took_s > 0:
@@ -42,8 +41,13 @@ class Pace:
 
     @property
     def slowness(self) -> float:
-        """By how much nearly all batches stay below: others use the machine too, now more, now less."""
-        return self._slower + _DEVIATIONS * self._varies
+        """How many times longer batches take now than when they were measured: others use the machine too."""
+        return self._took_s / self._measured_s if self._measured_s else 1.0
+
+    @property
+    def spread_s(self) -> float:
+        """How much longer than that nearly none takes."""
+        return _DEVIATIONS * self._apart_s
 
     def expected(self, within_s: float) -> int:
         """How many should arrive in this time."""

@@ -354,9 +354,14 @@ def test_batches_are_filled_up_where_larger_ones_were_measured_to_be_faster() ->
 def test_times_that_vary_are_promised_by_their_upper_end() -> None:
     from flatout.infer.serving.pace import Pace
 
-    steady, shaky = Pace(), Pace()
+    steady, shaky, interrupted = Pace(), Pace(), Pace()
     for number in range(200):
         steady.answered(1, 0.1, 0.1)
         shaky.answered(1, 0.05 if number % 2 else 0.15, 0.1)
+        # A batch of one takes five times as long as it should, all others what they should.
+        interrupted.answered(*((1, 0.05, 0.01) if number % 2 else (32, 1.0, 1.0)))
     assert steady.slowness == pytest.approx(1.0)
-    assert shaky.slowness > 1.5
+    assert steady.spread_s == pytest.approx(0.0)
+    assert shaky.slowness == pytest.approx(1.0, abs=0.05)
+    assert shaky.spread_s > 0.1
+    assert interrupted.slowness < 1.1
