@@ -124,10 +124,14 @@ class Batcher:
         if whole is None:
             return 0.0
         rounds, rest = divmod(waiting, self.most)
-        under_way = self.policy.predicted_s(len(self._running)) if self._running else 0.0
         last = self.policy.predicted_s(rest) if rest else 0.0
-        slow, spread_s = self.pace.slowness, self.pace.spread_s
-        return slow * (rounds * whole + (last or 0.0) + (under_way or 0.0)) + spread_s
+        slow = self.pace.slowness
+        return slow * (rounds * whole + (last or 0.0)) + self._under_way_s(slow) + self.pace.spread_s
+
+    def _under_way_s(self, slow: float) -> float:
+        """What is left of the batch that is being computed."""
+        whole = self.policy.predicted_s(len(self._running)) if self._running else None
+        return 0.0 if whole is None else max(0.0, slow * whole - self.running_for_s)
 
     @property
     def running_for_s(self) -> float:

@@ -365,3 +365,23 @@ def test_times_that_vary_are_promised_by_their_upper_end() -> None:
     assert shaky.slowness == pytest.approx(1.0, abs=0.05)
     assert shaky.spread_s > 0.1
     assert interrupted.slowness < 1.1
+
+
+def test_what_is_over_of_the_batch_under_way_makes_room() -> None:
+    clock, room = Clock(), list[int]()
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        for _ in range(2):
+            while not one.is_full:
+                one.submit(0)
+            room.append(one.waiting)
+            clock.now += 0.5
+        return values
+
+    # A batch takes a second whatever its size, and nobody may take longer than 1.75 s.
+    rates = ((1, 1.0), (10, 10.0))
+    one = Batcher(run, Policy(most=10, wait_s=0, queue=1000, rates=rates, limit_s=1.75), clock=clock)
+    one.submit(0)
+    one.turn()
+    # At its beginning, only the one who may always wait; when half of it is over, a batch.
+    assert room == [1, 10]
