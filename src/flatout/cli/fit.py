@@ -62,7 +62,8 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
     "--link",
     type=Size(),
     metavar="SIZE",
-    help="With --gpus: what two GPUs send each other in a second, one way, such as 300GB. Default: rated.",
+    help="With --gpus: what two GPUs send each other in a second, one way, such as 300GB. Default: as "
+    "`flatout limits` measured it, where this machine has such GPUs; else rated.",
 )
 @click.option(
     "--step-ms",

@@ -16,6 +16,13 @@ from flatout.cli.options import Output, common_options, save_option, save_run
 @click.option("--fresh", is_flag=True, help="Measure again, and replace what was kept.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep a result.")
 @click.option("--no-cpu", is_flag=True, help="Leave out the CPU. Such a result is not kept.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="The link between so many GPUs (default: all of its kind), or on a CPU between so many processes.",
+)
+@click.option("--no-link", is_flag=True, help="Leave out the link between GPUs.")
 @click.option("--accept-disturbed", is_flag=True, help="Keep the result even if the machine was busy.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write the roofline page."
@@ -29,6 +36,8 @@ def command(
     fresh: bool,
     no_cache: bool,
     no_cpu: bool,
+    ranks: int | None,
+    no_link: bool,
     accept_disturbed: bool,
     html: Path | None,
     save: bool,
@@ -36,13 +45,15 @@ def command(
     """What this card can really do, against its rated peaks.
 
     Measures matrix products in every precision that the device has, memory bandwidth, the link to the
-    host, and what a launch and a synchronization cost, on random data, with device events. The result is
+    host, and what a launch and a synchronization cost, on random data, with device events. With several
+    GPUs, also what they send each other: sums over all of them, and copies pair by pair. The result is
     kept per device, driver and torch version. Also writes a page with a roofline picture.
 
     \b
     Examples:
       flatout limits
       flatout limits --device cpu
+      flatout limits --device cpu --ranks 4
       flatout limits --fresh --html limits.html
       flatout limits --json | jq .measured.matmul_flops_per_s
     """
@@ -58,6 +69,12 @@ def command(
             expected="a file in a folder that exists",
             remedy="--html limits.html",
         )
+    if no_link and ranks is not None:
+        raise CallerMistake(
+            f"both --no-link and --ranks {ranks}",
+            expected="one of them: ranks are what a link is measured between",
+            remedy=f"flatout limits --ranks {ranks}",
+        )
     request = Request(
         device=device,
         dtypes=parse_dtypes(dtypes),
@@ -65,6 +82,8 @@ def command(
         use_cache=not no_cache,
         with_cpu=not no_cpu,
         accept_disturbed=accept_disturbed,
+        with_link=not no_link,
+        ranks=ranks,
     )
     with output.progress("finding devices") as step:
         limits, kept_at = obtain_limits(request, on_stage=step)

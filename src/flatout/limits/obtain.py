@@ -10,17 +10,23 @@ from flatout.hardware.catalogue import rated_for
 from flatout.hardware.machine import default_sources
 from flatout.hardware.protocol import DeviceSource
 from flatout.limits.disturbance import Disturbance
+from flatout.limits.link import measure_link
 from flatout.limits.matmul import CPU_DTYPES, GPU_DTYPES
 from flatout.limits.measure import Job, OnStage, measure_devices, torch_version
+from flatout.limits.peers import Peers, choose_peers
 from flatout.limits.store import METHOD, LimitsStore
 from flatout.limits.target import Target, choose_target
 from flatout.records.device import Device
 from flatout.records.errors import CallerMistake, ChildFailed, UnknownName
 from flatout.records.limits import DeviceLimits, Limits, RatedPeaks
+from flatout.records.link import RanksLink
 from flatout.records.rated import Dtype
 
 # Beside a GPU, the CPU is measured only where the two are compared.
 _COMPARED: tuple[Dtype, ...] = ("fp32", "bf16")
+_NOT_ASKED = "not asked for: flatout limits measures it"
+
+Found = list[tuple[Device, DeviceSource]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,9 @@ class Request:
     use_cache: bool = True
     with_cpu: bool = True
     accept_disturbed: bool = False
+    # Between this device and its like: it keeps all of them busy for some seconds. `ranks`: so many of them.
+    with_link: bool = False
+    ranks: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -66,19 +75,72 @@ def obtain_limits(
     try:
         found = [(device, source) for source in own for device in source.discover().devices]
         target = choose_target([device for device, _ in found], request.device, torch_version=version)
+        peers = _peers(request, target, found)
         if request.complete and not request.fresh:
             kept = store.load(target.device, version)
             if kept is not None:
-                return dataclasses.replace(kept, from_cache=True), store.path_for(target.device, version)
+                return _kept(request, kept, target, peers, found, store, on_stage)
         _refuse_early(target, request.dtypes)
         with store.writing() if request.complete else contextlib.nullcontext():
-            limits = _measure(request, target, found, on_stage)
+            limits = _measure(request, target, peers, found, on_stage)
             _insist_on_figures(limits)
             keep = request.complete and (request.accept_disturbed or not limits.disturbed)
-            return limits, store.save(target.device, limits) if keep else None
+            return limits, store.save(target.device, _to_keep(request, limits)) if keep else None
     finally:
         for source in own:
             source.close()
+
+
+def _peers(request: Request, target: Target, found: Found) -> Peers | str:
+    """Whom a link is measured between, or why none is."""
+    if not request.with_link:
+        return _NOT_ASKED
+    return choose_peers(target.device, [device for device, _ in found], request.ranks)
+
+
+def _kept(
+    request: Request,
+    kept: Limits,
+    target: Target,
+    peers: Peers | str,
+    found: Found,
+    store: LimitsStore,
+    on_stage: OnStage,
+) -> tuple[Limits, Path | None]:
+    """What was kept; a link that it lacks is measured, and kept with it."""
+    kept = dataclasses.replace(kept, from_cache=True)
+    path = store.path_for(target.device, kept.device.torch_version)
+    if isinstance(peers, str):
+        return (kept if kept.link else dataclasses.replace(kept, link_reason=peers)), path
+    if kept.link is not None and request.ranks in (None, kept.link.ranks):
+        return kept, path
+    with store.writing():
+        disturbance = _watched(peers, found)
+        link = measure_link(peers, disturbance, on_stage=on_stage)
+        whole = dataclasses.replace(kept, link=link, link_reason="")
+        if _is_worth_keeping(request, link):
+            store.save(target.device, dataclasses.replace(whole, from_cache=False))
+    return whole, path
+
+
+def _watched(peers: Peers, found: Found) -> Disturbance:
+    """Who else is on the GPUs; looked at before we are."""
+    disturbance = Disturbance()
+    for gpu in peers.gpus:
+        disturbance.look_at(gpu, _source_of(gpu, found))
+    return disturbance
+
+
+def _to_keep(request: Request, limits: Limits) -> Limits:
+    """Without a link that failed or was disturbed: the next time measures it again."""
+    if limits.link is None or _is_worth_keeping(request, limits.link):
+        return limits
+    why = limits.link.unknown.get("bus_bytes_per_s") or f"not kept: {limits.link.disturbed}"
+    return dataclasses.replace(limits, link=None, link_reason=why)
+
+
+def _is_worth_keeping(request: Request, link: RanksLink) -> bool:
+    return link.bus_bytes_per_s is not None and (request.accept_disturbed or not link.disturbed)
 
 
 def _refuse_early(target: Target, dtypes: Sequence[Dtype]) -> None:
@@ -102,9 +164,7 @@ def _insist_on_figures(limits: Limits) -> None:
     )
 
 
-def _measure(
-    request: Request, target: Target, found: list[tuple[Device, DeviceSource]], on_stage: OnStage
-) -> Limits:
+def _measure(request: Request, target: Target, peers: Peers | str, found: Found, on_stage: OnStage) -> Limits:
     on_cpu = target.device.vendor == "cpu"
     dtypes = request.dtypes or (CPU_DTYPES if on_cpu else GPU_DTYPES)
     jobs = [Job(target, dtypes, _source_of(target.device, found))]
@@ -113,12 +173,17 @@ def _measure(
         jobs.append(Job(dataclasses.replace(host, environment={}), _COMPARED, _source_of(host.device, found)))
     disturbance = Disturbance()
     disturbance.look_at(target.device, _source_of(target.device, found))
+    of_link = _watched(peers, found) if isinstance(peers, Peers) else None
     measured = measure_devices(jobs, on_stage=on_stage)
     cpu = measured[1] if len(measured) > 1 else None
-    return combine(measured[0], cpu, target.device, disturbed=disturbance.words())
+    limits = combine(measured[0], cpu, target.device, disturbed=disturbance.words())
+    if isinstance(peers, str):
+        return dataclasses.replace(limits, link_reason=peers)
+    link = measure_link(peers, of_link, on_stage=on_stage)
+    return dataclasses.replace(limits, link=link, link_reason="", took_s=limits.took_s + link.took_s)
 
 
-def _source_of(device: Device, found: list[tuple[Device, DeviceSource]]) -> DeviceSource:
+def _source_of(device: Device, found: Found) -> DeviceSource:
     return next(source for known, source in found if known == device)
 
 
@@ -154,4 +219,6 @@ def rated_peaks(physical: Device) -> RatedPeaks | None:
         source=entry.source,
         source_url=entry.source_url,
         note=entry.note,
+        gpu_link=entry.gpu_link or "",
+        gpu_link_one_way_bytes_per_s=entry.gpu_link_bytes_per_s / 2 if entry.gpu_link_bytes_per_s else None,
     )

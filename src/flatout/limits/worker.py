@@ -163,7 +163,7 @@ def measurable(torch: Any, device: str) -> str:
     return "" if module.is_available() else f"torch {torch.__version__} cannot use {kind} here"
 
 
-def _follow_parent(parent: int) -> None:
+def follow_parent(parent: int) -> None:
     """End when the command that asked for this is gone, however it went: nobody would read the result."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
@@ -176,7 +176,7 @@ def main(pipe: int, orders: list[DeviceOrder]) -> None:
     def send(event: dict[str, Any]) -> None:
         os.write(pipe, msgspec.json.encode(event) + b"\n")
 
-    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
     send({"event": "stage", "name": "import torch", "done": 0, "total": 0})
     import torch
 

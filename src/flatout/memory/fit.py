@@ -9,15 +9,15 @@ from flatout.hardware.catalogue import price_table, select
 from flatout.hardware.host import read_host
 from flatout.memory.ahead import Ahead
 from flatout.memory.imagining import Imaginer, largest_ledger
+from flatout.memory.linking import Links
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, Plan, option_of, plan
 from flatout.memory.replaying import Replayed, replay
 from flatout.memory.snapshot import write_snapshot
-from flatout.memory.spreading import Link, spread
+from flatout.memory.spreading import spread
 from flatout.memory.strategies import AS_WRITTEN, strategies
 from flatout.records.errors import JobFailed
 from flatout.records.fit import Fit, MemoryHolder, MemoryStack, SpreadOption
 from flatout.records.ledger import LedgerFile
-from flatout.records.rated import RatedGpu
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
@@ -108,19 +108,11 @@ def fit_job(
 
 def _spread(ledger: LedgerFile, budgets: Sequence[Budget], several: Several) -> tuple[SpreadOption, ...]:
     found: list[SpreadOption] = []
+    links = Links(several.gpus, several.link_bytes_per_s)
     for budget in budgets:
-        link = Link(several.link_bytes_per_s, "given")
-        if several.link_bytes_per_s is None:
-            link = _rated_link(budget) if isinstance(budget, RatedGpu) else Link(None, "")
+        link = links.link_for(budget)
         found += spread(ledger, budget, several.gpus, link, several.step_s, _price(budget.id))
     return tuple(found)
-
-
-def _rated_link(gpu: RatedGpu) -> Link:
-    """Between two of them, or through the host where they have no link of their own."""
-    if gpu.gpu_link_bytes_per_s is not None:
-        return Link(gpu.gpu_link_bytes_per_s / 2, f"{gpu.gpu_link}, rated")  # both directions together
-    return Link(gpu.host_link_bytes_per_s, f"{gpu.host_link}, rated")
 
 
 def _holders(replayed: Replayed) -> tuple[MemoryHolder, ...]:

@@ -4,6 +4,7 @@ import dataclasses
 import datetime as dt
 
 from flatout.records.device import Vendor
+from flatout.records.link import RanksLink
 from flatout.records.rated import Dtype
 from flatout.records.unknown import fill_reasons
 
@@ -95,6 +96,9 @@ class RatedPeaks:
     source: str
     source_url: str
     note: str = ""
+    # To other GPUs, one way; None where they have no link of their own.
+    gpu_link: str = ""
+    gpu_link_one_way_bytes_per_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,4 +127,7 @@ class Limits:
     took_s: float
     method: int
     disturbed: str = ""
+    # Between this device and its like; files from before it was measured have none.
+    link: RanksLink | None = None
+    link_reason: str = "not measured when this was kept"
     from_cache: bool = False

@@ -1,4 +1,4 @@
-"""`limits` for a terminal: measured beside rated, then the products by size, then the CPU."""
+"""`limits` for a terminal: measured beside rated, then the products by size, then the CPU, then links."""
 
 from rich.console import Console
 from rich.table import Table
@@ -6,6 +6,7 @@ from rich.table import Table
 from flatout.records.limits import Limits, MatmulResult
 from flatout.records.rated import Dtype
 from flatout.records.words import byte_rate, duration, flop_rate, memory_size, percent, three_digits
+from flatout.report.link import draw_link
 from flatout.report.plain import inert, is_narrow, line
 
 _BANDWIDTHS = (
@@ -37,6 +38,7 @@ def draw_limits(limits: Limits, console: Console) -> None:
     _draw_rows(_rows(limits), console)
     _draw_sizes(limits.matmuls, console)
     _draw_cpu(limits, console)
+    draw_link(limits, console)
     for note in _notes(limits):
         console.print(line(note, "dim"))
 

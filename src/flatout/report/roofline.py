@@ -6,6 +6,7 @@ import math
 from flatout.records.limits import Limits
 from flatout.records.words import three_digits
 from flatout.report.limits import operations
+from flatout.report.link import figures, notes, slow_words
 from flatout.report.page import environment
 
 # The plot's area in the SVG's own units; the page scales it.
@@ -102,6 +103,9 @@ def limits_page(limits: Limits) -> str:
             intensity_ticks=plot.intensity_ticks(),
             area={"left": LEFT, "top": TOP, "right": LEFT + WIDTH, "bottom": TOP + HEIGHT},
             operations=operations,
+            link_figures=figures(limits, limits.link) if limits.link else [],
+            link_notes=notes(limits.link) if limits.link else [],
+            slow_words=slow_words,
             colours=_COLOURS,
         )
     )
