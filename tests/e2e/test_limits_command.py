@@ -70,7 +70,24 @@ def test_without_torch_the_extra_is_named(flatout: Run, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_measurement_without_a_cache_writes_only_what_was_asked_for(flatout: Run, tmp_path: Path) -> None:
-    done = flatout("limits", "--device", "cpu", "--dtype", "fp32", "--no-cache", "--html", "page.html")
+    options = ("--dtype", "fp32", "--no-cache", "--html", "page.html", "--ranks", "2")
+    done = flatout("limits", "--device", "cpu", *options)
     assert done.returncode == 0, done.stderr
+    assert "Between 2 processes, over gloo" in done.stdout
+    assert "bus rate" in (tmp_path / "page.html").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
     assert "roofline picture: page.html" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--ranks", "1"), "2"),
+        (("--ranks", "2", "--no-link"), "one of them"),
+        (("--ranks", "two"), "two"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(flatout: Run, options: tuple[str, ...], told: str) -> None:
+    done = flatout("limits", "--device", "cpu", *options)
+    assert done.returncode == 2
+    assert told in done.stderr

@@ -171,15 +171,15 @@ def _follow(ranks: list[_Rank], figures: LinkFigures, on_stage: OnStage, deadlin
         for rank in ranks:
             waiting.register(rank.events, selectors.EVENT_READ, rank)
         while waiting.get_map():
-            quiet_s = _GRACE_S if fallen else deadlines.quiet_s
-            ready = waiting.select(timeout=max(0.0, min(quiet_s, last - time.monotonic())))
-            if not ready:
+            ready = waiting.select(timeout=max(0.0, min(deadlines.quiet_s, last - time.monotonic())))
+            if not ready or time.monotonic() > last:
                 break
             for key, _ in ready:
                 if not _hear(key.data, figures, on_stage):
                     waiting.unregister(key.fileobj)
                     if not key.data.done:
                         fallen.append(key.data)
+                        last = min(last, time.monotonic() + _GRACE_S)
     if fallen:
         return min(fallen, key=lambda rank: not rank.killed).words()
     return _who_hangs(ranks, deadlines)

@@ -121,17 +121,16 @@ def under_torchrun() -> int:
     device = f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu"
     _take(torch, device)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=dt.timedelta(seconds=MEETING_S))
-    named: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    what = f"GPU {os.environ['LOCAL_RANK']}" if on_gpu else f"process {os.environ['LOCAL_RANK']}"
-    dist.all_gather_object(named, (platform.node(), what))
+    named = [""] * dist.get_world_size()
+    dist.all_gather_object(named, _own_name(on_gpu=on_gpu))
     figures = LinkFigures()
     with torch.inference_mode():
         code = run(measure(torch, device), figures.take)
     if dist.get_rank() == 0:
         link = figures.link(
             backend="nccl" if on_gpu else "gloo",
-            members=tuple(f"{host}, {which}" for host, which in named),
-            nodes=len({host for host, _ in named}),
+            members=tuple(named),
+            nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             settings=settings_in(os.environ),
             took_s=time.monotonic() - began,
         )
@@ -139,6 +138,11 @@ def under_torchrun() -> int:
     elif code:
         sys.stderr.write(f"rank {dist.get_rank()}: {figures.reason}\n")
     return code
+
+
+def _own_name(*, on_gpu: bool) -> str:
+    machine = f"machine {os.environ.get('GROUP_RANK', '0')} ({platform.node()})"
+    return f"{machine}, {'GPU' if on_gpu else 'process'} {os.environ['LOCAL_RANK']}"
 
 
 def main() -> int:

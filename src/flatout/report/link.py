@@ -62,8 +62,10 @@ def _of_rated(limits: Limits, link: RanksLink) -> str:
     rated = limits.rated.gpu_link_one_way_bytes_per_s if limits.rated is not None else None
     if rated is None or limits.rated is None or link.backend != "nccl" or link.bus_bytes_per_s is None:
         return ""
-    share = percent(link.bus_bytes_per_s / rated)
-    return f", {share} of {byte_rate(rated)} ({limits.rated.gpu_link}, rated, one way)"
+    of = f"{byte_rate(rated)} ({limits.rated.gpu_link}, rated, one way)"
+    if link.bus_bytes_per_s > rated:
+        return f", above {of}: switches that add up send less than a ring would"
+    return f", {percent(link.bus_bytes_per_s / rated)} of {of}"
 
 
 def slow_words(link: RanksLink, pair: PairRate) -> str:

@@ -133,7 +133,7 @@ def _job(name: str, *options: str, **more: Any) -> Tool:
 
 TOOLS: tuple[Tool, ...] = (
     Tool("doctor", "doctor", own_python=True),
-    Tool("limits", "limits", ("device", "dtype", "fresh", "no-cpu"), takes_turns=True),
+    Tool("limits", "limits", ("device", "dtype", "fresh", "no-cpu", "ranks", "no-link"), takes_turns=True),
     _job("check", "steps", "seed"),
     _job(
         *(
