@@ -1,5 +1,6 @@
 """`flatout fit`: unmodified scripts on a GPU that is only imagined."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -9,9 +10,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from flatout.limits.measure import torch_version
+from flatout.limits.store import LimitsStore
+from flatout.records.device import Device
 from flatout.records.fit import Fit
+from flatout.records.link import RanksLink
 from flatout.report.fit import draw_fit
 from tests.e2e.conftest import Run
+from tests.fakes.nvml_with_limits import NvmlWithLimits
+from tests.unit.limits.test_store import some_limits
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -228,3 +235,21 @@ def test_what_loading_takes(flatout: Run, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["schema"] == "flatout.load/1"
     assert flatout("fit").returncode == 2
     assert flatout("fit", "--load", "m.safetensors", "train.py").returncode == 2
+
+
+@pytest.mark.full
+def test_a_link_measured_on_this_machine_is_reckoned_with_and_said(flatout: Run, tmp_path: Path) -> None:
+    NvmlWithLimits(tmp_path / "nvml.json", gpus=2)
+    seen = {"PYTHONPATH": str(ROOT / "tests/fakes/as_pynvml"), "FAKE_NVML_FILE": str(tmp_path / "nvml.json")}
+    [first, _] = json.loads(flatout("doctor", "--json", **seen).stdout)["devices"][:2]
+    device = msgspec.convert(first, Device)
+    members = ("GPU 0", "GPU 1")
+    link = RanksLink(backend="nccl", ranks=2, members=members, bus_bytes_per_s=1.25e11, took_s=1.0)
+    kept = dataclasses.replace(some_limits(torch_version()), link=link)
+    LimitsStore(tmp_path / "cache").save(device, kept)
+    (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN))
+    asked = ("fit", "--json", "--gpu", "h200-sxm,t4", "--gpus", "2", "train.py")
+    options = json.loads(flatout(*asked, **seen).stdout)["spread"]
+    sources = {option["gpu"]: (option["link_bytes_per_s"], option["link_source"]) for option in options}
+    assert sources["h200-sxm"] == (1.25e11, "measured between 2 on this machine, 2026-11-15")
+    assert sources["t4"][1].endswith("rated")

@@ -55,3 +55,16 @@ def test_limits_measures_every_part_of_the_card(tmp_path: Path) -> None:
     assert measured["matmul_sustained_flops_per_s"]["bf16"] <= 1.05 * measured["matmul_flops_per_s"]["bf16"]
     assert document["clocks"]["samples"] > 5
     assert document["clocks"]["clock_compute_max_hz"] > 5e8
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a link needs two GPUs")
+def test_limits_measures_the_link_between_gpus(tmp_path: Path) -> None:
+    code, document = flatout(tmp_path, "limits", "--dtype", "bf16", "--no-cpu")
+    assert code == 0
+    link = document["link"]
+    assert link["unknown"] == {}
+    assert (link["backend"], link["ranks"]) == ("nccl", len(link["members"]))
+    assert link["bus_bytes_per_s"] > 1e9
+    assert 1e-6 < link["small_s"] < 1e-2
+    assert len(link["pairs"]) == link["ranks"] * (link["ranks"] - 1)
