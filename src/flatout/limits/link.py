@@ -52,9 +52,11 @@ def measure_link(
     began = time.monotonic()
     disturbance = disturbance or Disturbance()
     figures = LinkFigures()
-    with _started(peers) as ranks:
-        reason = _follow(ranks, figures, on_stage, deadlines)
-    figures.reason = reason
+    try:
+        with _started(peers) as ranks:
+            figures.reason = _follow(ranks, figures, on_stage, deadlines)
+    except OSError as error:  # no process or no place for a file is to be had
+        figures.reason = f"the ranks could not be started: {error}"
     return figures.link(
         backend=peers.backend,
         members=peers.members,

@@ -112,13 +112,15 @@ def _kept(
     path = store.path_for(target.device, kept.device.torch_version)
     if isinstance(peers, str):
         return (kept if kept.link else dataclasses.replace(kept, link_reason=peers)), path
-    if kept.link is not None and request.ranks in (None, kept.link.ranks):
+    before = kept.link.ranks if kept.link is not None else 0
+    if before == len(peers.members) or (request.ranks is None and before > len(peers.members)):
         return kept, path
     with store.writing():
         disturbance = _watched(peers, found)
         link = measure_link(peers, disturbance, on_stage=on_stage)
         whole = dataclasses.replace(kept, link=link, link_reason="")
-        if _is_worth_keeping(request, link):
+        # Fewer ranks are an experiment: what was measured between more says more.
+        if _is_worth_keeping(request, link) and link.ranks > before:
             store.save(target.device, dataclasses.replace(whole, from_cache=False))
     return whole, path
 

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from flatout.hardware.host import available_memory_bytes
 from flatout.hardware.visible import cuda_devices, visible_cuda_devices
 from flatout.records.device import Device
 from flatout.records.errors import CallerMistake
 
 _ASK = "--ranks 2 measures between processes on the CPU"
+# What a process with torch takes, generously.
+_PROCESS_BYTES = 512 << 20
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -88,6 +91,13 @@ def _gpus(gpus: Sequence[Device]) -> Peers:
 
 
 def _processes(count: int, environment: Mapping[str, str]) -> Peers:
+    most = available_memory_bytes() // _PROCESS_BYTES
+    if count > most:
+        raise CallerMistake(
+            f"--ranks {count} was given, and memory is free for {most} processes that import torch",
+            expected="as many processes as there is room for; as many as cores tell most",
+            remedy="flatout limits --device cpu --ranks 2",
+        )
     # A machine whose own name does not resolve has a loopback all the same; who named an interface means it.
     interface = environment.get("GLOO_SOCKET_IFNAME", _LOOPBACK)
     return Peers(

@@ -78,10 +78,16 @@ def run(events: Iterable[Event], send: Send) -> int:
         for event in events:
             send(event)
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes to whoever asked
-        lines = str(error).strip().splitlines()
-        send({"event": "failed", "reason": f"{type(error).__name__}: {lines[0] if lines else ''}"})
+        send({"event": "failed", "reason": reason_of(error)})
         return 1
     return 0
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line; NCCL says first where it noticed, and last what it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{what} ({lines[-1]})" if "NCCL" in what and len(lines) > 1 else what
 
 
 def ordered(order: RankOrder) -> Iterator[Event]:

@@ -143,8 +143,29 @@ def test_a_link_measured_beside_another_job_is_shown_and_not_kept(machine: Machi
     assert kept.link is not None
 
 
-def test_another_number_of_ranks_is_measured_anew(machine: Machine) -> None:
+def test_fewer_ranks_are_measured_when_asked_for_and_do_not_replace_more(machine: Machine) -> None:
     machine.limits()
-    assert machine.limits(dataclasses.replace(WITH_LINK, ranks=2)).link is not None
-    machine.limits(dataclasses.replace(WITH_LINK, ranks=2))
+    two = machine.limits(dataclasses.replace(WITH_LINK, ranks=2)).link
+    assert two is not None
+    assert two.ranks == 2
+    kept = machine.kept()
+    assert kept is not None
+    assert kept.link is not None
+    assert kept.link.ranks == 3
     assert machine.links == [3, 2]
+
+
+def test_gpus_that_were_hidden_the_last_time_are_measured_now(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    machine.limits()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    machine.limits()
+    kept = machine.kept()
+    assert kept is not None
+    assert kept.link is not None
+    assert kept.link.ranks == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    machine.limits()
+    assert machine.links == [2, 3]

@@ -13,6 +13,7 @@ from flatout.limits.collective import best_of_large, bus_rate
 from flatout.limits.link import Deadlines, measure_link
 from flatout.limits.link_figures import LinkFigures
 from flatout.limits.peers import Peers, choose_peers
+from flatout.limits.ranks import reason_of
 from flatout.records.codec import decode
 from flatout.records.link import AllReduceRate, PairRate, RanksLink, judged
 from tests.fakes.processes import wait_until_gone
@@ -192,3 +193,17 @@ def test_what_is_left_out_for_many_ranks_keeps_its_reason() -> None:
     figures.take({"event": "lacking", "field": "pairs.others", "reason": "neighbours alone"})
     link = figures.link(backend="nccl", members=("a", "b"), settings=(), took_s=1.0)
     assert link.unknown["pairs.others"] == "neighbours alone"
+
+
+def test_processes_that_cannot_be_started_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    link = measure_link(two_processes())
+    assert "could not be started" in link.unknown["bus_bytes_per_s"]
+
+
+def test_what_nccl_says_last_is_told_too() -> None:
+    error = RuntimeError(
+        "NCCL error in: NCCLUtils.hpp:77\nunhandled system error\nLast error:\nno shared memory"
+    )
+    assert reason_of(error) == "RuntimeError: NCCL error in: NCCLUtils.hpp:77 (no shared memory)"
+    assert reason_of(ValueError("one\ntwo")) == "ValueError: one"

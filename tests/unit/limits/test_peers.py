@@ -73,3 +73,8 @@ def test_a_cpu_is_measured_between_processes_where_that_is_asked_for() -> None:
     assert found.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert peers(CPU, wanted=2, GLOO_SOCKET_IFNAME="eth1").environment["GLOO_SOCKET_IFNAME"] == "eth1"
     assert "--ranks 2" in reason(CPU)
+
+
+def test_more_processes_than_memory_holds_are_refused_before_any_starts() -> None:
+    with pytest.raises(CallerMistake, match="memory is free for"):
+        peers(CPU, wanted=1_000_000)

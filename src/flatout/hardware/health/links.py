@@ -58,6 +58,7 @@ def nvlink(machine: Machine) -> Iterator[Outcome]:
     """Counts the NVLinks that are up.
 
     With some links down, GPUs talk to each other more slowly, and all-reduce waits for the slowest.
+    `flatout limits` measures what they still send each other, and names a pair that is slow.
     """
     for device in machine.gpus:
         sample = machine.sample_of(device)
