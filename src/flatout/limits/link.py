@@ -184,7 +184,7 @@ def _follow(ranks: list[_Rank], figures: LinkFigures, on_stage: OnStage, deadlin
                         last = min(last, time.monotonic() + _GRACE_S)
     if fallen:
         return min(fallen, key=lambda rank: not rank.killed).words()
-    return _who_hangs(ranks, deadlines)
+    return _who_hangs(ranks, deadlines.whole_s if time.monotonic() > last else deadlines.quiet_s)
 
 
 def _hear(rank: _Rank, figures: LinkFigures, on_stage: OnStage) -> bool:
@@ -199,7 +199,7 @@ def _hear(rank: _Rank, figures: LinkFigures, on_stage: OnStage) -> bool:
     return True
 
 
-def _who_hangs(ranks: list[_Rank], deadlines: Deadlines) -> str:
+def _who_hangs(ranks: list[_Rank], patience_s: float) -> str:
     """Ranks go in step: the one that came least far is the one that the others wait for."""
     waiting = [rank for rank in ranks if not rank.done]
     if not waiting:
@@ -208,5 +208,4 @@ def _who_hangs(ranks: list[_Rank], deadlines: Deadlines) -> str:
     behind = [rank for rank in waiting if rank.steps == least]
     names = ", ".join(f"rank {rank.number} ({rank.member})" for rank in behind[:3])
     more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-    patience = min(deadlines.quiet_s, deadlines.whole_s)
-    return f"{names}{more} came no further than {behind[0].stage!r} within {patience:g} s"
+    return f"{names}{more} came no further than {behind[0].stage!r} within {patience_s:g} s"

@@ -70,7 +70,7 @@ class RanksLink:
         if self.backend == "nccl":
             return f"{self.ranks} GPUs" + (f" on {self.nodes} machines" if self.nodes > 1 else "")
         of = f" on {self.nodes} machines" if self.nodes > 1 else ""
-        return f"{self.ranks} processes{of}, over gloo: the host's memory and network stack, no GPU's link"
+        return f"{self.ranks} processes{of} over gloo: the host's memory and network, no GPU's link"
 
 
 def judged(pairs: Sequence[PairRate]) -> tuple[float | None, tuple[PairRate, ...]]:

@@ -75,7 +75,7 @@ def test_what_failed_is_told_with_its_reason(limits: Limits) -> None:
 
 def test_processes_are_not_taken_for_gpus_nor_compared_with_their_rated_link(limits: Limits) -> None:
     text = drawn(with_link(limits, backend="gloo"), width=160)
-    assert "Between 4 processes, over gloo: the host's memory and network stack, no GPU's link" in text
+    assert "Between 4 processes over gloo: the host's memory and network, no GPU's link" in text
     assert "rated, one way" not in text
     assert "flatout fit" not in text
 
