@@ -14,6 +14,7 @@ from flatout.records.errors import EnvironmentProblem
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.plan import Plan
 from flatout.runtime.checkpoint.random_states import put_back, random_states
+from flatout.runtime.stopping import call_no_ranks_from_signals
 
 # The same library under two names: with both loaded, the callback is one of either.
 _HOMES = ("lightning.pytorch", "pytorch_lightning")
@@ -84,6 +85,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The model is on its device, optimizers exist, and what a checkpoint held was loaded."""
         self._updates, self._saved_at, self._is_stopping = trainer.global_step, None, False
+        call_no_ranks_from_signals()
         ranks = {"rank": trainer.global_rank, "ranks": trainer.world_size}
         self._companion.begin(trainer.optimizers, held_by(trainer, self._plan), **ranks)
         if self._random is not None and trainer.global_rank in self._random:
