@@ -47,3 +47,24 @@ def test_metrics_are_called_each_time_and_models_once() -> None:
     finally:
         ghost.end()
     assert (mean.count, model.count) == (3, 1)
+
+
+def test_a_step_that_is_called_by_way_of_a_wrapped_model_is_run_each_time() -> None:
+    model, steps = Model(), []
+
+    def wrapped_forward(number: int) -> Any:
+        del model.forward  # as Lightning does: from here on, the model's own is called
+        steps.append(number)
+        return model(torch.zeros(2))
+
+    wrapper = torch.nn.Module()
+    wrapper.module = model
+    ghost = Ghost(torch, list)
+    ghost.install()
+    try:
+        for number in range(3):
+            model.forward = wrapped_forward
+            wrapper(number)
+    finally:
+        ghost.end()
+    assert (steps, model.count) == ([0, 1, 2], 1)
