@@ -144,9 +144,10 @@ class Bags:
             own = self._found.tensors.get(name)
             if own is None or own.shape != value.shape:
                 continue  # a variable that the loop has not set yet, or that another batch will fill
-            data = own.detach()
-            if data.untyped_storage().nbytes() == value.numel() * value.element_size():
-                data.copy_(value)
+            # A sum may stand in what it was summed from: a larger storage alone makes nothing a part of it.
+            is_whole = own.untyped_storage().nbytes() == value.numel() * value.element_size()
+            if is_whole or not own._is_view():  # noqa: SLF001
+                own.detach().copy_(value)
 
 
 def _is_the_same(now: Any, then: Any) -> bool:

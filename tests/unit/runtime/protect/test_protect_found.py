@@ -81,6 +81,17 @@ def test_a_part_of_the_data_is_not_written_over() -> None:
     assert found.tensors["own"].tolist() == [7.0, 7.0]
 
 
+def test_a_loss_that_stands_in_a_larger_storage_comes_back() -> None:
+    loss = torch.nn.functional.mse_loss(torch.ones(4, 1), torch.zeros(4, 1))
+    assert loss.untyped_storage().nbytes() > loss.element_size()
+    found = Found()
+    found.tensors = {"loss": loss}
+    bags = Bags(torch)
+    bags.hold(found, [], lambda _state: True)
+    bags.load_tensors({"loss": torch.full((), 0.25)})
+    assert loss.item() == 0.25
+
+
 class Loop:
     """Knows a state of numbers, and holds a tensor that is none of it, as loops of Lightning do."""
 
