@@ -93,7 +93,7 @@ class Companion:
         return session
 
     def _observed(self, levers: list[dict[str, Any]]) -> Session | None:
-        """A session with a run folder; None where there can be none, which keeps nothing else from being done."""
+        """A session with a run folder; None where there can be none: the rest is done all the same."""
         try:
             self._observing = Observing(self._root, levers=levers, samples=False)
         except (FlatoutError, OSError) as error:

@@ -1,4 +1,5 @@
 """A loop with Accelerate as people write it: accumulation, clipping, a schedule, evaluation, save_state."""
+
 import hashlib, os, signal
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,5 @@
 """Lightning as people use it: validation, a schedule, the best checkpoint kept, means of an epoch, augmentation."""
+
 import csv, hashlib, os, signal
 import lightning as L
 import torch
@@ -25,7 +26,9 @@ class Points(Dataset):
 class Classifier(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+        self.net = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)
+        )
         self.outputs = []
 
     def training_step(self, batch, index):
@@ -55,8 +58,15 @@ class Classifier(L.LightningModule):
 L.seed_everything(7, verbose=False)
 keep = ModelCheckpoint(dirpath="kept", monitor="score", save_top_k=1, save_last=True)
 trainer = L.Trainer(
-    max_epochs=4, accelerator="auto", devices=1, logger=CSVLogger("logs"), callbacks=[keep, LearningRateMonitor()], log_every_n_steps=2,
-    enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0,
+    max_epochs=4,
+    accelerator="auto",
+    devices=1,
+    logger=CSVLogger("logs"),
+    callbacks=[keep, LearningRateMonitor()],
+    log_every_n_steps=2,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    gradient_clip_val=1.0,
 )
 module = Classifier()
 trainer.fit(module, DataLoader(Points(64), batch_size=8, shuffle=True), DataLoader(Points(16), batch_size=8))

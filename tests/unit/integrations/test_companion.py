@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flatout.inside.session import armed_session  # noqa: E402
-from flatout.integrations.companion import Companion, Held  # noqa: E402
-from flatout.records.plan import Choice, Fingerprint, Plan  # noqa: E402
+from flatout.inside.session import armed_session
+from flatout.integrations.companion import Companion, Held
+from flatout.records.plan import Choice, Fingerprint, Plan
 
 PLAN = Plan(
     job=Fingerprint(script="train.py", script_sha256=""),

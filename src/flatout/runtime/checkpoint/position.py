@@ -208,7 +208,7 @@ class Numbers:
 
 
 def _samplers(loader: Any) -> Iterator[Any]:
-    """All that draw for a loader: one that shuffles may stand behind those that make batches and share them."""
+    """All that draw for a loader: one that shuffles may stand behind those that make batches."""
     yield getattr(loader, "sampler", None)
     found, seen = [getattr(loader, "batch_sampler", None)], set[int]()
     while found:

@@ -186,7 +186,7 @@ def _redirected(module: Any) -> Callable[..., Any] | None:
 
 
 def _is_a_metric(module: Any) -> bool:
-    """Such as those of torchmetrics, of which Lightning's `self.log` makes one a name; without a model in it."""
+    """Such as those of torchmetrics, of which Lightning's `self.log` makes some; without a model in it."""
     kind = type(module)
     if not all(callable(getattr(kind, name, None)) for name in ("update", "compute", "reset")):
         return False

@@ -1,6 +1,5 @@
 """What a loop changes on disk is there already when it is run again."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -20,8 +19,8 @@ def test_files_that_are_gone_by_now_are_no_error_while_it_is_void(tmp_path: Path
     try:
         # Moved to its place, and given its rights: then removed for a better one, in the life before.
         shutil.move(tmp_path / "partial", gone)
-        os.chmod(gone, 0o644)
-        os.symlink(gone, tmp_path / "last.ckpt")
+        gone.chmod(0o644)
+        (tmp_path / "last.ckpt").symlink_to(gone)
         folder.mkdir()
         (folder / "new").mkdir()
     finally:
