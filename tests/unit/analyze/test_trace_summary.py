@@ -166,6 +166,10 @@ def test_without_a_gpu_it_is_what_the_host_did(tmp_path: Path) -> None:
     trace.add("cpu_op", "aten::_fused_adamw_", 7.5, 1)
     found = trace.summary(tmp_path)
     assert parts(found) == {"input_wait": 2.0, "optimizer": 2.0, "host_compute": 3.0, "unattributed": 3.0}
+    assert {one.name: one.ms for one in found.operators} == {
+        "aten::addmm": 2.0, "aten::linear": 1.0, "aten::stack": 1.0, "aten::_fused_adamw_": 1.0,
+    }  # fmt: skip
+    assert any("no kernel of a GPU" in note for note in found.notes)
 
 
 def test_an_update_that_calls_the_model_is_one_after_its_pass_backward(tmp_path: Path) -> None:
@@ -179,10 +183,6 @@ def test_an_update_that_calls_the_model_is_one_after_its_pass_backward(tmp_path:
         trace.add("cpu_op", "aten::_foreach_add_", at + 7, 1.0)
     found = trace.summary(tmp_path)
     assert parts(found) == {"optimizer": 2.0, "host_compute": 6.0, "unattributed": 2.0}
-    assert {one.name: one.ms for one in found.operators} == {
-        "aten::addmm": 2.0, "aten::linear": 1.0, "aten::stack": 1.0, "aten::_fused_adamw_": 1.0,
-    }  # fmt: skip
-    assert any("no kernel of a GPU" in note for note in found.notes)
 
 
 def test_what_dominates_and_what_should_be_batched_is_said(tmp_path: Path) -> None:
