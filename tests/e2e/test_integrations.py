@@ -162,3 +162,21 @@ def test_ranks_of_which_one_is_told_stop_at_the_same_update(tmp_path: Path) -> N
     )
     assert whole.keys() == {"losses-0.json", "losses-1.json"}
     assert two == whole
+
+
+@pytest.mark.full
+def test_ranks_of_lightning_are_not_called_from_a_signal(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("whole", "two")]
+    for place in places:
+        place.mkdir()
+    assert start("lightning", "ranks", cwd=places[0]).returncode == 0
+    first = start("lightning", "ranks", "4", cwd=places[1])  # Lightning's own handler would hang here
+    assert first.returncode == 128 + signal.SIGTERM, first.stderr
+    assert (places[1] / "checkpoints/flatout-step=6.ckpt").exists()
+    second = start("lightning", "ranks", cwd=places[1])
+    assert second.returncode == 0, second.stderr
+    whole, two = (
+        {one.name: json.loads(one.read_text()) for one in place.glob("losses-*.json")} for place in places
+    )
+    assert whole.keys() == {"losses-0.json", "losses-1.json"}
+    assert two == whole

@@ -41,6 +41,22 @@ while True:
 )
 
 
+# As Lightning trains: the update calls the model, inside of torch's own record of it.
+IN_UPDATES = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    return loss
+while True:
+    optimizer.step(closure)
+"""
+
+
 def profiled(flatout: Run, folder: Path, script: str, *options: str) -> dict[str, Any]:
     """A profile of a script."""
     (folder / "train.py").write_text(script)
@@ -84,6 +100,19 @@ def test_a_script_that_profiles_itself_is_left_alone(flatout: Run, tmp_path: Pat
     assert found["trace"] is None
     assert "profiles itself" in found["unknown"]["trace"]
     assert found["updates"] == 20
+
+
+@pytest.mark.full
+def test_updates_that_call_the_model_are_recorded_from_before_them(flatout: Run, tmp_path: Path) -> None:
+    found = profiled(flatout, tmp_path, IN_UPDATES)
+    assert found["updates"] == 20
+    assert found["trial"]["signal"] is None
+    assert found["trace"]["steps"] == 3
+    assert any(one["name"] == "aten::addmm" for one in found["trace"]["operators"])
+    [file] = tmp_path.rglob("rank0.pt.trace.json.gz")
+    parts = json.loads(flatout("trace", "--json", str(file)).stdout)["waterfall"]
+    shares = {one["part"]: one["share"] for one in parts}
+    assert 0 < shares["optimizer"] < shares["host_compute"]
 
 
 @pytest.mark.full

@@ -196,7 +196,9 @@ def _loader(seen: Inspected) -> CheckResult:
     step_ms = sum(s["ended_ns"] - s["started_ns"] - s["evaluation_ns"] for s in steps) / 1e6 / len(steps)
     wait_ms = sum(s["loader_ns"] for s in steps) / 1e6 / len(steps)
     samples = f", {loader['samples']} samples" if loader["samples"] is not None else ""
-    text = f"batches of {loader['batch_size']}{samples}, {loader['num_workers']} workers"
+    size = loader["batch_size"]
+    batches = f"batches of {size}" if size is not None else "batches of the script's own making"
+    text = f"{batches}{samples}, {loader['num_workers']} workers"
     text += f": {wait_ms:.1f} ms wait a step"
     if loader["samples"] and loader["batch_size"] and loader["samples"] < loader["batch_size"]:
         return CheckResult(

@@ -2,7 +2,8 @@
 
 Counting begins and ends where an update ends, at a step's own boundary. A profiler does not: torch's
 optimizers record their `step` for it, and one that is started or stopped inside of such a record crashes the
-process, now or when its remains are collected. So a recording begins and ends where a model's call begins.
+process, now or when its remains are collected. So a recording begins and ends where a model's call begins;
+or, where models are called by updates, before such a record.
 """
 
 import itertools
@@ -36,7 +37,7 @@ class Ending:
         self._now: Window | Counting | None = None
         self._leftovers = Leftovers(session)
         # Whether the next call of a model has to be told.
-        self.waits_for_a_call = False
+        self.waits_for_a_call = self._waits_longer = False
         self._is_over = False
         # When the last steps ended, in seconds.
         self._ends: deque[float] = deque(maxlen=_RECENT)
@@ -61,6 +62,9 @@ class Ending:
     def look(self, updates: int) -> None:
         """A step boundary."""
         self._ends.append(time.monotonic())
+        if self._waits_longer:
+            self._waits_longer = False
+            return
         if self.waits_for_a_call:
             self.do_without_calls("no model is called in a step")
         elif isinstance(self._now, Window):
@@ -80,6 +84,10 @@ class Ending:
             self._session.guarded(now.name, now.step)
         if self._is_over:
             self._go_on(in_call=True)
+
+    def wait_one_step_more(self) -> None:
+        """Where a recording may begin is known by now, and comes with the next step."""
+        self._waits_longer = self.waits_for_a_call and self._now is None
 
     def _go_on(self, *, in_call: bool) -> None:
         """To the next way of looking, or out."""

@@ -155,7 +155,7 @@ class ForwardTap:
         # A whole evaluation is nothing to record.
         if gradients and (ending.waits_for_a_call or (watch is not None and watch.waits_for_a_call)):
             if not session.may_switch_profilers():
-                ending.do_without_calls("the model is called inside of a record of torch's profiler")
+                session.called_inside_of_a_record()
             elif ending.waits_for_a_call:
                 ending.call_begins()
             elif watch is not None:

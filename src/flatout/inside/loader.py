@@ -105,9 +105,20 @@ class LoaderTap:
 def _describe(loader: Any) -> dict[str, Any]:
     dataset = loader.dataset
     found: dict[str, Any] = {name: getattr(loader, name, None) for name in _SETTINGS}
+    if found["batch_size"] is None:
+        found["batch_size"] = _size_by(getattr(loader, "batch_sampler", None))
     found["data_set"] = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     found["iterable"] = bool(getattr(loader, "_dataset_kind", 0))
     found["sampler"] = type(getattr(loader, "sampler", None)).__qualname__
     # An iterable data set may compute its length in ways of its own; the others were asked by their sampler.
     found["samples"] = None if found["iterable"] else len(dataset)
     return found
+
+
+def _size_by(batch_sampler: Any) -> int | None:
+    """How many samples a batch has where a sampler makes the batches, as in loaders that Accelerate makes."""
+    size = getattr(batch_sampler, "batch_size", None)
+    if type(size) is not int:
+        return None
+    is_divided = getattr(batch_sampler, "split_batches", False)
+    return size // batch_sampler.num_processes if is_divided else size

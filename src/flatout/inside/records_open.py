@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all
@@ -12,6 +13,8 @@ class OpenRecords:
 
     def __init__(self, torch: Any) -> None:
         self._thread = threading.local()
+        # Called where the outermost record of a thread is about to begin: the last place outside of it.
+        self.before_outermost: Callable[[], None] | None = None
         kind = torch.autograd.profiler.record_function
         self._patches = [
             Patch(kind, "__enter__", self._counting(kind.__enter__, +1)),
@@ -31,10 +34,12 @@ class OpenRecords:
         undo_all(self._patches)
 
     def _counting(self, real: Any, by: int) -> Any:
-        thread = self._thread
+        thread, records = self._thread, self
 
         @functools.wraps(real)
         def counted(*args: Any, **kwargs: Any) -> Any:
+            if by > 0 and records.before_outermost is not None and not records.any():
+                records.before_outermost()
             thread.open = max(0, getattr(thread, "open", 0) + by)
             return real(*args, **kwargs)
 

@@ -41,7 +41,7 @@ from flatout.inside.same_random import draw_the_same
 from flatout.inside.same_samples import SameSamples
 from flatout.inside.scene import Scene
 from flatout.inside.steps import StepsTap
-from flatout.inside.tap import Tap
+from flatout.inside.tap import Tap, thread
 from flatout.inside.turn import Turn
 from flatout.inside.watch import Watch
 from flatout.inside.workers import WorkersTap, leave_workers_alone
@@ -296,6 +296,25 @@ class Session:
     def may_switch_profilers(self) -> bool:
         """Not inside of a record, which crashes: the script's own, or that of an update with a closure."""
         return self.records is not None and not self.records.any()
+
+    def called_inside_of_a_record(self) -> None:
+        """A model is called where no profiler may be switched: from now on, that is done before the record.
+
+        So it is with updates that call the model themselves, as all of Lightning's.
+        """
+        if self.records is None or self.records.before_outermost is not None:
+            self.ending.do_without_calls("the model is called inside of a record of torch's profiler")
+            return
+        self.records.before_outermost = self._before_a_record
+        self.ending.wait_one_step_more()
+
+    def _before_a_record(self) -> None:
+        if (self.thread and self.thread != thread()) or not self.torch.is_grad_enabled():
+            return
+        if self.ending.waits_for_a_call:
+            self.ending.call_begins()
+        elif self.watch is not None and self.watch.waits_for_a_call:
+            self.guarded("watch", self.watch.call_begins)
 
     def roots(self) -> list[Any]:
         """The modules that train."""

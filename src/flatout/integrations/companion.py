@@ -14,6 +14,7 @@ from typing import Any
 from flatout.inside.session import Session, armed_session
 from flatout.integrations.figures import Figures
 from flatout.integrations.guarded import tell
+from flatout.records.errors import FlatoutError
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.plan import Plan
 from flatout.records.profile import Profile
@@ -79,11 +80,8 @@ class Companion:
         levers = self._levers(held)
         if not levers and (not self._watch or rank):
             return None
-        if self._watch and not rank:
-            self._observing = Observing(self._root, levers=levers, samples=False)
-            self._observing.__enter__()
-            session = self._observing.session
-        else:
+        session = self._observed(levers) if self._watch and not rank else None
+        if session is None:
             import torch
 
             self._aside = Path(tempfile.mkdtemp(prefix="flatout-"))
@@ -93,6 +91,16 @@ class Companion:
             for optimizer in optimizers:
                 session.scene.optimizer_made(optimizer)
         return session
+
+    def _observed(self, levers: list[dict[str, Any]]) -> Session | None:
+        """A session with a run folder; None where there can be none: the rest is done all the same."""
+        try:
+            self._observing = Observing(self._root, levers=levers, samples=False)
+        except (FlatoutError, OSError) as error:
+            tell(f"no profile is kept: {error}")
+            return None
+        self._observing.__enter__()
+        return self._observing.session
 
     def _levers(self, held: Held) -> list[dict[str, Any]]:
         self._not_here = {}

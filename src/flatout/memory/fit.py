@@ -181,7 +181,7 @@ def _notes(ledger: LedgerFile, replayed: Replayed) -> list[str]:
     if ledger.updates < _ENOUGH:
         notes.append("the script made one update: what an optimizer holds may not be in the peak")
     if not replayed.allocated_bytes:
-        notes.append("the script put nothing on the GPU")
+        notes.append("the script put nothing on the GPU: it trains on the CPU by its own choice")
     if "compile" in ledger.guessed:
         places = ", ".join(sorted(ledger.guessed["compile"])[:3])
         notes.append(f"what is compiled at {places} is counted as written: compiled, it keeps less as a rule")

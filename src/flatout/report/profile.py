@@ -35,7 +35,8 @@ def draw_profile(profile: Profile, console: Console) -> None:
     draw_ranks(profile.ranks, console)
     if profile.evaluations and profile.evaluation_ms is not None:
         each = milliseconds(profile.evaluation_ms)
-        console.print(line(f"evaluation, beside the steps: {profile.evaluations} times, {each} each"))
+        often = f"{profile.evaluations} times, {each} each" if profile.evaluations > 1 else f"once, {each}"
+        console.print(line(f"evaluation, beside the steps: {often}"))
         console.print()
     for text in (floors_line(profile), *mfu_lines(profile), *memory_lines(profile), *device_lines(profile)):
         console.print(line(text))

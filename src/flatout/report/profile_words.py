@@ -132,7 +132,9 @@ def device_lines(profile: Profile) -> list[str]:
 def loader_line(loader: LoaderUse) -> str:
     """One loader: its settings, and what it costs."""
     settings = loader.settings
-    text = f"loader: {inert(loader.data_set.rpartition('.')[2])}, batch {settings.get('batch_size')}, "
+    size = settings.get("batch_size")
+    batches = f"batch {size}" if size is not None else "batches of the script's own making"
+    text = f"loader: {inert(loader.data_set.rpartition('.')[2])}, {batches}, "
     text += f"{settings.get('num_workers')} workers"
     text += ", pinned" if settings.get("pin_memory") else ""
     text += f"; the loop waits {milliseconds(loader.wait_ms)} a batch"

@@ -144,6 +144,16 @@ def stop_requested() -> bool:
     return _stop.requested(store_of_ranks())
 
 
+def call_no_ranks_from_signals() -> None:
+    """Take out of the handler of SIGTERM what calls other ranks in the middle of whatever they do.
+
+    Lightning's own does: ranks then wait for each other for ever. Here, all are told between two steps.
+    """
+    handlers = getattr(signal.getsignal(signal.SIGTERM), "signal_handlers", None)
+    if isinstance(handlers, list) and store_of_ranks() is not None:
+        handlers[:] = [one for one in handlers if getattr(one, "__name__", "") != "_sigterm_notifier_fn"]
+
+
 def store_of_ranks() -> Any:
     """Where ranks leave words for each other; None for a process that is alone."""
     torch: Any = sys.modules.get("torch")

@@ -2,6 +2,7 @@
 
 lightning_job.py tour                    # several trainings in this process; what they showed, as JSON
 lightning_job.py life [UPDATE [SIGNAL]]  # one, which a signal meets in that update; goes on where it was
+lightning_job.py ranks [UPDATE]          # one on two ranks, of which the first is met by a SIGTERM
 """
 
 import csv
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from flatout.records.plan import Choice, Fingerprint, Plan
 from flatout.runtime.stopping import current
@@ -40,7 +41,8 @@ class Fit(L.LightningModule):
         self.losses = []
 
     def training_step(self, batch, index):
-        if self.trainer.global_step + 1 == self.terminated_in and index % 2 == 0:
+        is_told = self.trainer.global_step + 1 == self.terminated_in and index % 2 == 0
+        if is_told and self.trainer.global_rank == 0:
             os.kill(os.getpid(), self.number)
         x, y = batch
         loss = nn.functional.mse_loss(self.net(x), y)
@@ -60,7 +62,10 @@ def trained(folder, *callbacks, terminated_in=0, number=signal.SIGTERM, **settin
     L.seed_everything(61, verbose=False)
     x = torch.randn(64, 6)
     y = x.prod(1, keepdim=True)
-    loader = resumable(DataLoader(TensorDataset(x[:48], y[:48]), batch_size=4, shuffle=True))
+    data, rank = TensorDataset(x[:48], y[:48]), int(os.environ.get("LOCAL_RANK", "0"))
+    ranks = settings.get("devices", 1)
+    sampler = DistributedSampler(data, ranks, rank) if ranks > 1 else None
+    loader = resumable(DataLoader(data, batch_size=4, shuffle=sampler is None, sampler=sampler))
     validation = DataLoader(TensorDataset(x[48:], y[48:]), batch_size=4)
     logger = importlib.import_module(f"{HOME}.loggers").CSVLogger(folder, name="", version="log")
     trainer = L.Trainer(
@@ -80,7 +85,7 @@ def trained(folder, *callbacks, terminated_in=0, number=signal.SIGTERM, **settin
     try:
         trainer.fit(module, loader, validation, ckpt_path=newest_checkpoint(folder))
     finally:
-        kept = Path(folder, "losses.json")
+        kept = Path(folder, f"losses-{rank}.json" if ranks > 1 else "losses.json")
         before = json.loads(kept.read_text()) if kept.exists() else []
         kept.write_text(json.dumps(before + module.losses))
     return module
@@ -120,6 +125,8 @@ def tour():
 
 if sys.argv[1] == "tour":
     Path("seen.json").write_text(json.dumps(tour()))
+elif sys.argv[1] == "ranks":
+    trained(".", FlatoutCallback(), terminated_in=int((*sys.argv, 0)[2]), devices=2, strategy="ddp")
 else:
     update = int((*sys.argv, 0)[2])
     number = getattr(signal, sys.argv[3]) if len(sys.argv) > 3 else signal.SIGTERM

@@ -319,6 +319,11 @@ def test_one_step_alone_is_all_there_is_to_go_by() -> None:
 def test_a_data_set_smaller_than_its_batch_is_a_warning() -> None:
     assert status("loader.health", healthy(about={"loaders": [{**LOADER, "samples": 7}]})) == "warn"
     assert status("loader.health", healthy(about={"loaders": [{**LOADER, "samples": 8}]})) == "ok"
+
+
+def test_batches_of_no_size_are_named_in_words() -> None:
+    found = checks(healthy(about={"loaders": [{**LOADER, "batch_size": None}]}))["loader.health"]
+    assert found.evidence.startswith("batches of the script's own making")
     unknown_size = healthy(about={"loaders": [{**LOADER, "samples": None}]})
     assert status("loader.health", unknown_size) == "ok"
 

@@ -172,6 +172,19 @@ def test_without_a_gpu_it_is_what_the_host_did(tmp_path: Path) -> None:
     assert any("no kernel of a GPU" in note for note in found.notes)
 
 
+def test_an_update_that_calls_the_model_is_one_after_its_pass_backward(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(2):
+        at = 10.0 * number
+        trace.add("user_annotation", f"ProfilerStep#{number}", at, 10.0)
+        trace.add("user_annotation", "Optimizer.step#AdamW.step", at + 1, 8.0)
+        trace.add("cpu_op", "aten::addmm", at + 1, 3.0)
+        trace.add("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 4, 3.0)
+        trace.add("cpu_op", "aten::_foreach_add_", at + 7, 1.0)
+    found = trace.summary(tmp_path)
+    assert parts(found) == {"optimizer": 2.0, "host_compute": 6.0, "unattributed": 2.0}
+
+
 def test_what_dominates_and_what_should_be_batched_is_said(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("user_annotation", "ProfilerStep#0", 0.0, 30.0)

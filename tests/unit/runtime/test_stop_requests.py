@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from flatout.runtime.stopping import Stop
+from flatout.runtime import stopping
+from flatout.runtime.stopping import Stop, call_no_ranks_from_signals
 
 
 @pytest.fixture
@@ -136,3 +137,30 @@ def test_workers_that_a_scheduler_kills_do_not_fail_the_last_step() -> None:
         os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: workers too
         assert job.stdout.read().splitlines()[-1] == "saved"
         assert job.wait(60) == 0
+
+
+class Composed:
+    """As Lightning sets one for SIGTERM."""
+
+    def __init__(self, *handlers: Any) -> None:
+        self.signal_handlers = list(handlers)
+
+    def __call__(self, number: int, frame: Any) -> None:
+        for one in self.signal_handlers:
+            one(number, frame)
+
+
+@pytest.mark.parametrize(("ranks", "called"), [(2, ["script"]), (1, ["lightning", "script"])])
+def test_of_several_ranks_none_is_called_from_a_handler(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch, ranks: int, called: list[str]
+) -> None:
+    seen = []
+
+    def _sigterm_notifier_fn(number: int, frame: Any) -> None:
+        seen.append("lightning")
+
+    signal.signal(signal.SIGTERM, Composed(_sigterm_notifier_fn, lambda *_: seen.append("script")))
+    monkeypatch.setattr(stopping, "store_of_ranks", lambda: object() if ranks > 1 else None)
+    call_no_ranks_from_signals()
+    send(signal.SIGTERM)
+    assert seen == called

@@ -7,9 +7,10 @@ import numpy as np
 
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.rows import rows_of, spans_of
-from flatout.analyze.trace.spans import Spans, divided
+from flatout.analyze.trace.spans import Spans, divided, merged
 
 _OPTIMIZER = re.compile(r"^Optimizer\.step")
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 
 
 def host_parts(columns: Columns, loader: Spans, start: int, end: int) -> dict[str, Spans]:
@@ -19,13 +20,26 @@ def host_parts(columns: Columns, loader: Spans, start: int, end: int) -> dict[st
     parts, rest = divided(
         (
             ("input_wait", loader),
-            ("optimizer", spans_of(columns, updates)),
+            ("optimizer", _after_closures(columns, spans_of(columns, updates))),
             ("host_compute", spans_of(columns, operators)),
         ),
         start,
         end,
     )
     return {**parts, "unattributed": rest}
+
+
+def _after_closures(columns: Columns, updates: Spans) -> Spans:
+    """What is left of updates that run the model themselves, as Lightning's do, after their pass backward."""
+    backward = rows_of(columns, (CODES["cpu_op"],), _BACKWARD)
+    begun, done = (np.sort(one) for one in spans_of(columns, backward))
+    if not len(begun):
+        return updates
+    starts, ends = updates
+    # The last pass that began before each update's end counts where it ended inside of the update.
+    last = np.searchsorted(begun, ends, side="left") - 1
+    ended = np.where(last >= 0, done[np.maximum(last, 0)], starts)
+    return merged(np.clip(ended, starts, ends), ends)
 
 
 def own_times(columns: Columns, start: int, end: int) -> tuple[Any, Any]:

@@ -50,6 +50,10 @@ class Place:
         else:
             self._batches, self._at_start, now = resumed["batches"], resumed["at_start"], resumed["now"]
             numbers.put_back(resumed["at_start"])
+            if hasattr(
+                loader, "set_epoch"
+            ):  # of several ranks, Accelerate's skipping does not reach samplers
+                loader.set_epoch(self.passes)
             source = self._accelerator.skip_first_batches(loader, self._batches)
         for batch in source:
             if now is not None:

@@ -14,6 +14,7 @@ from flatout.records.errors import EnvironmentProblem
 from flatout.records.places import PROJECT_FOLDER
 from flatout.records.plan import Plan
 from flatout.runtime.checkpoint.random_states import put_back, random_states
+from flatout.runtime.stopping import call_no_ranks_from_signals
 
 # The same library under two names: with both loaded, the callback is one of either.
 _HOMES = ("lightning.pytorch", "pytorch_lightning")
@@ -64,6 +65,8 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         self._leave = leave
         self._checkpoints = checkpoints
         self._random: dict[int, dict[str, Any]] | None = None
+        # Of all ranks, for the checkpoint that they are about to write together.
+        self._of_ranks: list[dict[str, Any]] = []
         self._updates = 0
         self._saved_at: int | None = None
         self._is_stopping = False
@@ -84,6 +87,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The model is on its device, optimizers exist, and what a checkpoint held was loaded."""
         self._updates, self._saved_at, self._is_stopping = trainer.global_step, None, False
+        call_no_ranks_from_signals()
         ranks = {"rank": trainer.global_rank, "ranks": trainer.world_size}
         self._companion.begin(trainer.optimizers, held_by(trainer, self._plan), **ranks)
         if self._random is not None and trainer.global_rank in self._random:
@@ -125,7 +129,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         self._end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Random numbers, which Lightning's checkpoints lack; those of the rank that writes."""
+        """Random numbers, which Lightning's checkpoints lack: of the rank that writes; at a stop, of all."""
         return self._numbers() or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -155,6 +159,7 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
         return self._companion.stop_requested()
 
     def _stop(self, trainer: Any) -> None:
+        self._gather(trainer)
         is_saved = self._saved_at == trainer.global_step or self._save(trainer)
         trainer.should_stop = True
         if self._leave and is_saved:
@@ -169,6 +174,16 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
             tell(f"saved {path}; fit(..., ckpt_path=newest_checkpoint(...)) goes on")
         return True
 
+    @guarded
+    def _gather(self, trainer: Any) -> None:
+        """Where all ranks stop together, each can give its random numbers; other checkpoints have one's."""
+        if trainer.world_size > 1:
+            import torch
+
+            found: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(found, self._numbers())
+            self._of_ranks = [one for one in found if one]
+
     def _place(self, trainer: Any) -> Path:
         own = self._checkpoints or getattr(trainer.checkpoint_callback, "dirpath", None)
         return Path(own) if own else Path(trainer.default_root_dir) / "checkpoints"
@@ -179,12 +194,15 @@ class FlatoutCallback(*_bases()):  # type: ignore[misc]
 
         distributed = torch.distributed
         rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-        return {"rank": rank, "random": packed(random_states(torch))}
+        mine = {"rank": rank, "random": packed(random_states(torch))}
+        of_ranks, self._of_ranks = self._of_ranks, []
+        return {**mine, "ranks": of_ranks} if of_ranks else mine
 
     @guarded
     def _keep_numbers(self, state: dict[str, Any]) -> None:
         if state:
-            self._random = {int(state["rank"]): unpacked(state["random"])}
+            found = [state, *state.get("ranks", ())]
+            self._random = {int(one["rank"]): unpacked(one["random"]) for one in found}
 
     @guarded
     def _end(self) -> None:

@@ -65,6 +65,8 @@ def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -
                 return self._property(func, args)
             if func in (tensor.to, tensor.cuda, tensor.cpu, tensor.pin_memory):
                 return self._move(func, args, kwargs)
+            if func is tensor.__deepcopy__ and getattr(args[0], "constant", None) is not None:
+                return _copied(torch, *args)
             if func in (torch.nn.functional.dropout, torch.dropout) and args:
                 return _dropout(torch, func, args, kwargs)
             if func in recurrent_kinds and ledger.has(args[0].untyped_storage()):
@@ -126,6 +128,14 @@ def on(wanted: list[int], where: int) -> Any:
         yield
     finally:
         wanted[0] = before
+
+
+def _copied(torch: Any, value: Any, memo: dict[int, Any]) -> Any:
+    """A fake tensor that was made from a number holds that one, which torch's own copying trips over."""
+    if id(value) not in memo:
+        with torch.no_grad():
+            memo[id(value)] = value.clone().requires_grad_(value.requires_grad)
+    return memo[id(value)]
 
 
 def _dropout(torch: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

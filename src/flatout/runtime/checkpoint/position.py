@@ -188,8 +188,7 @@ class Numbers:
 
     def __init__(self, torch: Any, loader: Any) -> None:
         self._torch = torch
-        owners = (loader, getattr(loader, "sampler", None))
-        generators = [getattr(owner, "generator", None) for owner in owners]
+        generators = [getattr(owner, "generator", None) for owner in (loader, *_samplers(loader))]
         self._own = list({id(one): one for one in generators if one is not None}.values())
 
     def now(self) -> dict[str, Any]:
@@ -206,6 +205,19 @@ class Numbers:
         """Those of the loader and its sampler alone."""
         for generator, state in zip(self._own, states, strict=False):
             generator.set_state(as_state(self._torch, state))
+
+
+def _samplers(loader: Any) -> Iterator[Any]:
+    """All that draw for a loader: one that shuffles may stand behind those that make batches."""
+    yield getattr(loader, "sampler", None)
+    found, seen = [getattr(loader, "batch_sampler", None)], set[int]()
+    while found:
+        one = found.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        found += [getattr(one, "sampler", None), getattr(one, "batch_sampler", None)]
 
 
 def _follow_sampler(torch: Any, loader: Any, numbers: Numbers) -> "_Sampler | _NoSampler":

@@ -19,6 +19,9 @@ _DEEPEST = 6
 _MOST = 200_000
 # A larger tensor that nobody has written to since it was made will be made again.
 _SMALL = 1 << 20
+# Longer lists are data, or a history; but one of so many small tensors is what an epoch has come to.
+_LONG, _LONGEST = 256, 4096
+_TINY = 16
 
 
 class Found:
@@ -70,6 +73,9 @@ class _Walk:
         # Kept alive: an id is one only as long as its object lives.
         self._seen: dict[int, Any] = {}
         self._numpy: Any = sys.modules.get("numpy.random")
+        self._of_every_module = set(vars(torch.nn.Module()))
+        # What keeps a state, the ways there and how far they are.
+        self._to_look_beside: list[tuple[Any, str, int]] = []
 
     def names(self, variables: dict[str, Any], prefix: str) -> None:
         if id(variables) in self._seen:
@@ -89,6 +95,7 @@ class _Walk:
         torch, found = self._torch, self._found
         if isinstance(value, torch.nn.Module):
             found.modules[path] = value
+            self._to_look_beside.append((value, path, depth + 1))
             return
         if isinstance(value, torch.Tensor):
             found.tensors[path] = value
@@ -100,10 +107,28 @@ class _Walk:
             return  # a loader is followed by itself, and data is made again
         if callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None)):
             found.stateful[path] = value
+            if not kind.__module__.startswith("torch."):
+                self._to_look_beside.append((value, path, depth + 1))
             return
         if depth < _DEEPEST:
             for name, inner in _inner(value):
                 self._look(inner, f"{path}{name}", depth + 1)
+
+    def _look_beside(self, root: Any, path: str, depth: int) -> None:
+        """What modules hold beside parameters and buffers: sums of a metric, losses of an epoch.
+
+        What has a state of another kind is looked into where its state is numbers alone, as that of a loop.
+        """
+        if not isinstance(root, self._torch.nn.Module):
+            if not _holds(self._torch.Tensor, root.state_dict()):
+                for name, inner in _inner(root):
+                    self._look(inner, f"{path}{name}", depth)
+            return
+        for name, module in root.named_modules():
+            way = f"{path}.{name}" if name else path
+            for own, value in list(vars(module).items()):
+                if own not in self._of_every_module:
+                    self._look(value, f"{way}.{own}", depth)
 
     def _is_a_generator(self, value: Any) -> bool:
         import random
@@ -115,6 +140,10 @@ class _Walk:
 
     def done(self) -> Found:
         found = self._found
+        while self._to_look_beside:
+            one, path, depth = self._to_look_beside.pop(0)
+            if depth <= _DEEPEST:
+                self._look_beside(one, path, depth)
         parts = {id(part) for one in found.modules.values() for part in list(one.modules())[1:]}
         found.modules = {path: one for path, one in found.modules.items() if id(one) not in parts}
         held = {
@@ -131,6 +160,14 @@ class _Walk:
 _PLAIN = (int, float, bool, str, bytes, type(None), complex)
 
 
+def _holds(kind: type, state: Any) -> bool:
+    if isinstance(state, dict):
+        return any(_holds(kind, one) for one in state.values())
+    if isinstance(state, list | tuple):
+        return any(_holds(kind, one) for one in state)
+    return isinstance(state, kind)
+
+
 def _was_written(tensor: Any) -> bool:
     return bool(tensor.is_inference() or tensor._version)  # noqa: SLF001
 
@@ -139,13 +176,19 @@ def _size(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
+def _is_of_small_tensors(value: Any) -> bool:
+    last = value[-1]
+    has_elements = callable(getattr(last, "numel", None)) and hasattr(last, "grad_fn")
+    return len(value) <= _LONGEST and has_elements and last.numel() <= _TINY
+
+
 def _inner(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, one in list(value.items()):
             if isinstance(key, str | int):
                 yield f"[{key!r}]", one
     elif isinstance(value, list | tuple):
-        if len(value) > 256:  # data, or a history
+        if len(value) > _LONG and not _is_of_small_tensors(value):
             return
         for at, one in enumerate(value):
             yield f"[{at}]", one

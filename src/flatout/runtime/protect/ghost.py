@@ -1,6 +1,7 @@
 """A loop that is run again without its work: models, passes backward and updates are void.
 
 A model called with what it was called with before (shapes, types, mode) gives the output that it gave then.
+Metrics count how often they were called, and are called.
 """
 
 import functools
@@ -70,6 +71,11 @@ class Ghost:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if ghost._is_over or ghost._inside or threading.get_ident() != ghost._thread:
                 return real(module, *args, **kwargs)
+            if _is_a_metric(module):
+                return real(module, *args, **kwargs)
+            step = _redirected(module)
+            if step is not None:
+                return step(*args, **kwargs)
             if ghost.on_first is not None:
                 ghost.on_first()
                 ghost.on_first = None
@@ -166,3 +172,22 @@ class Ghost:
             return real(*args, **kwargs) if ghost._is_over else None
 
         return unseen(nothing)
+
+
+# What Lightning puts into the place of a model's `forward`, so that DistributedDataParallel calls its step.
+REDIRECTION = "wrapped_forward"
+
+
+def _redirected(module: Any) -> Callable[..., Any] | None:
+    """The script's own step, which a wrapper is about to call in place of its model; it is run, not void."""
+    inner = module._modules.get("module")  # noqa: SLF001
+    forward = vars(inner).get("forward") if inner is not None else None
+    return forward if getattr(forward, "__name__", "") == REDIRECTION else None
+
+
+def _is_a_metric(module: Any) -> bool:
+    """Such as those of torchmetrics, of which Lightning's `self.log` makes some; without a model in it."""
+    kind = type(module)
+    if not all(callable(getattr(kind, name, None)) for name in ("update", "compute", "reset")):
+        return False
+    return next(module.parameters(), None) is None

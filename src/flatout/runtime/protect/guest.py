@@ -34,7 +34,7 @@ from flatout.runtime.protect.reads import Reads
 from flatout.runtime.protect.schedule import Schedule
 from flatout.runtime.protect.updates import Updates, parameters_of
 from flatout.runtime.protect.verifying import Verifying
-from flatout.runtime.stopping import Stopped, current, stop_requested
+from flatout.runtime.stopping import Stopped, call_no_ranks_from_signals, current, stop_requested
 
 EXIT_CANNOT_GO_ON = 93
 # Updates after each checkpoint of which a checksum is noted, for whoever comes back to it.
@@ -51,7 +51,11 @@ def protect(torch: Any, order: Order, facts: dict[str, Any]) -> None:
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    """Lightning starts ranks itself, and tells them which they are of this machine."""
+    own = os.environ.get("RANK")
+    if own is None and os.environ.get("NODE_RANK", "0") == "0":
+        own = os.environ.get("LOCAL_RANK")
+    return int(own or "0")
 
 
 class Protected:
@@ -158,6 +162,7 @@ class Protected:
             )
             return
         current().at_once = False
+        call_no_ranks_from_signals()
         proof = ""
         if self._updates - self._saved_at <= _PROVEN or self._verifying.wants_proof(self._updates):
             proof = self._proof()

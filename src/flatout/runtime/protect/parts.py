@@ -83,7 +83,10 @@ class Bags:
     def _load_others(self, state: dict[str, Any]) -> None:
         for name, saved in state.items():
             if "state" in saved and name in self._found.stateful:
-                self._found.stateful[name].load_state_dict(saved["state"])
+                one = self._found.stateful[name]
+                # Loading is not always harmless: loops of Lightning would take it for a restart.
+                if not _is_the_same(one.state_dict(), saved["state"]):
+                    one.load_state_dict(saved["state"])
                 self._put_found_inf(self._found.stateful[name], saved["found_inf"])
             elif "numbers" in saved and name in self._found.generators:
                 self._put_back(self._found.generators[name], saved["numbers"])
@@ -141,9 +144,26 @@ class Bags:
             own = self._found.tensors.get(name)
             if own is None or own.shape != value.shape:
                 continue  # a variable that the loop has not set yet, or that another batch will fill
-            data = own.detach()
-            if data.untyped_storage().nbytes() == value.numel() * value.element_size():
-                data.copy_(value)
+            # A sum may stand in what it was summed from: a larger storage alone makes nothing a part of it.
+            is_whole = own.untyped_storage().nbytes() == value.numel() * value.element_size()
+            if is_whole or not own._is_view():  # noqa: SLF001
+                own.detach().copy_(value)
+
+
+def _is_the_same(now: Any, then: Any) -> bool:
+    """Bit for bit, where that can be told."""
+    if isinstance(now, dict):
+        same_keys = isinstance(then, dict) and now.keys() == then.keys()
+        return same_keys and all(_is_the_same(one, then[key]) for key, one in now.items())
+    if isinstance(now, list | tuple):
+        as_many = isinstance(then, list | tuple) and len(now) == len(then)
+        return as_many and all(map(_is_the_same, now, then))
+    if hasattr(now, "untyped_storage"):
+        return bool(type(now) is type(then) and now.dtype == then.dtype and now.equal(then.to(now.device)))
+    return type(now) in _COMPARED and type(now) is type(then) and bool(now == then)
+
+
+_COMPARED = (int, float, bool, str, bytes, type(None))
 
 
 def _tensors_of(module: Any) -> dict[str, Any]:

@@ -37,7 +37,14 @@ _CHANGING = (
     ("os", "rename"),
     ("os", "replace"),
     ("os", "rmdir"),
+    # Of files that may be gone: Lightning, say, keeps the best few.
+    ("os", "chmod"),
+    ("os", "utime"),
+    ("os", "link"),
+    ("os", "symlink"),
+    ("os", "truncate"),
     ("shutil", "rmtree"),
+    ("shutil", "copytree"),
     ("shutil", "move"),
     ("shutil", "copy"),
     ("shutil", "copy2"),
@@ -107,6 +114,7 @@ class Quiet:
         os.close(nowhere)
         for module, name in (*_SAVING, *_CHANGING):
             after_import(module, functools.partial(self._void, name))
+        self._patches.append(Patch(os, "mkdir", self._making(os.mkdir)))
 
     def open(self) -> None:
         """All is real again."""
@@ -143,6 +151,21 @@ class Quiet:
             return real(*args, **kwargs)
 
         self._patches.append(Patch(module, name, unseen(void)))
+
+    def _making(self, real: Callable[..., None]) -> Callable[..., None]:
+        """A folder that the loop made is there, and may be made again."""
+        quiet = self
+
+        @functools.wraps(real)
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                real(path, *args, **kwargs)
+            except FileExistsError:
+                is_made_again = quiet._is_void and Path(path).is_dir() and quiet._is_the_scripts()
+                if not is_made_again:
+                    raise
+
+        return unseen(mkdir)
 
     # Files
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from flatout.inside.tap import Patch, undo_all
 from flatout.runtime.protect.found import OWN_FILES
+from flatout.runtime.protect.ghost import REDIRECTION
 from flatout.runtime.protect.journal import Journal, Replay
 
 _OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -85,6 +86,8 @@ class Reads:
         while above is not None:
             if above.f_code is self._call:
                 return ""
+            if above.f_code.co_name == REDIRECTION:  # a step of the script, called by way of its model
+                break
             above = above.f_back
         found = self._places.get((code, line))
         if found is None:

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 
 from flatout.records.errors import CallerMistake
 from flatout.runtime.checkpoint.position import Loader
@@ -50,6 +57,11 @@ def own_generator() -> dict[str, Any]:
 
 def sampler_of_its_own() -> dict[str, Any]:
     return {"sampler": RandomSampler(Plain(), generator=torch.Generator().manual_seed(4)), "shuffle": False}
+
+
+def sampler_behind_batches() -> dict[str, Any]:
+    shuffled = RandomSampler(Plain(), generator=torch.Generator().manual_seed(4))
+    return {"batch_sampler": BatchSampler(shuffled, 4, drop_last=False), "batch_size": 1, "shuffle": False}
 
 
 def of_a_rank() -> dict[str, Any]:
@@ -105,6 +117,10 @@ def test_the_rest_comes_as_it_would_have_come(make: Callable[[], Run], stopped_a
     resumed.load_state_dict(state)
     put_back(torch, numbers)
     assert second.take(resumed, 9) == everything[stopped_after:]
+
+
+def test_a_generator_behind_the_sampler_of_batches_goes_on_in_later_passes() -> None:
+    test_the_rest_comes_as_it_would_have_come(lambda: Run(Drawn(), **sampler_behind_batches()), 13)
 
 
 def halfway(data: Dataset[Any], **settings: Any) -> tuple[Run, dict[str, Any]]:

@@ -79,3 +79,62 @@ def test_a_part_of_the_data_is_not_written_over() -> None:
     bags.load_tensors({"batch": torch.full((2,), 7.0), "own": torch.full((2,), 7.0)})
     assert data.tolist() == list(range(10))
     assert found.tensors["own"].tolist() == [7.0, 7.0]
+
+
+def test_a_loss_that_stands_in_a_larger_storage_comes_back() -> None:
+    loss = torch.nn.functional.mse_loss(torch.ones(4, 1), torch.zeros(4, 1))
+    assert loss.untyped_storage().nbytes() > loss.element_size()
+    found = Found()
+    found.tensors = {"loss": loss}
+    bags = Bags(torch)
+    bags.hold(found, [], lambda _state: True)
+    bags.load_tensors({"loss": torch.full((), 0.25)})
+    assert loss.item() == 0.25
+
+
+class Loop:
+    """Knows a state of numbers, and holds a tensor that is none of it, as loops of Lightning do."""
+
+    def __init__(self) -> None:
+        self.step = 3
+        self.loaded = 0
+        self.results = {"loss": torch.full((), 2.0)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.loaded += 1
+
+
+def test_tensors_beside_parameters_and_beside_states_are_found() -> None:
+    def inner() -> tuple[Found, str]:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        model[0].sums = torch.zeros(3)
+        model.outputs = [torch.zeros(()) for _ in range(300)]  # longer lists of larger things are data
+        model.data = [torch.zeros(32) for _ in range(300)]
+        loop = Loop()
+        assert loop.step
+        return look_around(torch, sys._getframe()), "test_protect_found.py:inner"
+
+    found, here = inner()
+    names = {name for name in found.tensors if name.startswith(here)}
+    assert names == {
+        f"{here}.model.0.sums",
+        f"{here}.loop.results['loss']",
+        *(f"{here}.model.outputs[{at}]" for at in range(300)),
+    }
+    assert list(found.stateful) == [f"{here}.loop"]
+
+
+def test_what_is_as_it_was_is_not_loaded() -> None:
+    found, loop = Found(), Loop()
+    found.stateful = {"loop": loop}
+    bags = Bags(torch)
+    bags.hold(found, [], lambda _state: True)
+    others = bags.parts()["others"]
+    others.load_state_dict({"loop": {"state": {"step": 3}, "found_inf": {}}})
+    assert loop.loaded == 0
+    others.load_state_dict({"loop": {"state": {"step": 4}, "found_inf": {}}})
+    assert (loop.loaded, loop.step) == (1, 4)
