@@ -1,6 +1,7 @@
 """When the DataLoader's settings are tried: once, under the levers that were found, while the loop waits."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from flatout.records.plan import Choice
 from flatout.records.profile import LoaderUse, Profile
 from flatout.records.step import Share
 from flatout.records.tuning import LeverTrial, Rung
+from flatout.runtime.command import JobCommand
+from flatout.runtime.profiling import ProfileRequest
 from flatout.tune import loading
 from flatout.tune.limits import Limits
 from flatout.tune.loading import NOT_NEEDED, Loaded, LoaderStage
@@ -138,3 +141,29 @@ def test_what_was_tried_in_vain_is_not_called_untried() -> None:
     assert loaded is tried
     assert found == (BF16,)
     assert not job.swept
+
+
+@pytest.mark.parametrize(
+    ("now", "kept", "speedup"), [(100.0, True, 4.0), (399.0, False, 400 / 399), (250.0, True, 1.6)]
+)
+def test_more_than_the_loop_had_waited_is_held_against_the_job_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch, now: float, kept: bool, speedup: float
+) -> None:
+    """A tenth of a step waited for data, and workers seem to make it four times as fast."""
+    best = {"num_workers": 2}
+    rows = [
+        SimpleNamespace(settings={}, samples_per_s=100.0),
+        SimpleNamespace(settings=best, samples_per_s=400.0),
+    ]
+    swept = SimpleNamespace(best=best, reason="2 workers", rows=rows)
+    monkeypatch.setattr(loading, "sweep_loader", lambda *_args: SimpleNamespace(loader_sweep=swept))
+    job = Stage(0.1)
+    again = dataclasses.replace(pace_of(waiting(0.1)), samples_per_s=now)
+    measurer: Any = job._measurer
+    measurer.measure = lambda *_args: Measured(again, None, "stopped")
+    measurer.request.job = ProfileRequest(command=JobCommand(("python", "train.py"), own_python=True))
+    measurer.request.seed = None
+    measurer.rule, measurer.tell = SimpleNamespace(most_seconds=3.0), print
+    found = LoaderStage.tune(job, facts(0.1), waiting(0.1), ())
+    assert (found.choice is not None) == kept
+    assert found.trial.measured_speedup == pytest.approx(speedup)
