@@ -1,7 +1,7 @@
 """Reads a Python file as text: does it look like a training, or like an inference, that one can start?
 
-Only the source is read, nothing is imported or run. So it can be wrong in both directions: a training may hide
-behind a function of another file, and a backward pass may never be reached. It says what it saw, and where.
+Only the source is read, nothing is imported or run. So it can be wrong in both directions: a training may
+hide behind a function of another file, and a backward pass may never be reached. It says what it saw, where.
 """
 
 import ast

@@ -46,7 +46,7 @@ def draw_next_step(found: NextStep, console: Console) -> None:
 
 def _below(text: str, style: str = "") -> Padding:
     """A line that belongs to the one above; so do those that it wraps into."""
-    return Padding(line(text, style), (0, 0, 0, 2))
+    return Padding(line(text, style), (0, 0, 0, 2), expand=False)
 
 
 def machine_line(machine: MachineHere) -> str:

@@ -121,9 +121,10 @@ def _after(run: PastRun, last: RunHere, here: Here) -> Iterator[Suggestion]:
     elif last.outcome == "hung":
         yield Suggestion(command=again, why=f"{last.about}; where each rank stood")
     elif last.outcome in ("stopped", "killed") and last.command == "run" and here.checkpoint is None:
-        yield Suggestion(
-            command=run.again(protect=""), why=f"{last.about}, and nothing was saved: so, it could go on"
+        why = (
+            "it begins anew" if "--protect" in run.options else "so, the same command could go on from there"
         )
+        yield Suggestion(command=run.again(protect=""), why=f"{last.about}, and nothing was saved; {why}")
     elif last.outcome in ("stopped", "killed"):
         return
     else:
