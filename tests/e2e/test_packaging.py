@@ -19,7 +19,13 @@ def test_it_is_built_installed_used_and_taken_away(capfd: pytest.CaptureFixture[
 
 def test_a_wheel_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "flatout-1.0-py3-none-any.whl"
-    metadata = "Metadata-Version: 2.4\nName: flatout\nVersion: 1.0\nDescription-Content-Type: text/markdown\n\nwords\n"
+    fields = (
+        "Metadata-Version: 2.4",
+        "Name: flatout",
+        "Version: 1.0",
+        "Description-Content-Type: text/markdown",
+    )
+    metadata = "\n".join((*fields, "", "words"))
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("flatout-1.0.dist-info/METADATA", metadata)
         archive.writestr("tests/__init__.py", "")
