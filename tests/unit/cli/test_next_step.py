@@ -181,9 +181,12 @@ def test_a_file_that_may_not_be_opened_is_named(folder: Path, monkeypatch: pytes
     (folder / "closed.py").write_text(TRAINING)
     (folder / "closed.py").chmod(0)
     if os.geteuid() == 0:  # nothing is closed to root: what others are told is planted
+        really = Path.open
 
-        def refuse(path: Path, *_: Any, **__: Any) -> Any:
-            raise PermissionError(13, "Permission denied", str(path))
+        def refuse(path: Path, *words: Any, **more: Any) -> Any:
+            if path.name == "closed.py":
+                raise PermissionError(13, "Permission denied", str(path))
+            return really(path, *words, **more)
 
         monkeypatch.setattr(Path, "open", refuse)
     found = look()
