@@ -7,7 +7,8 @@ from pathlib import Path
 from flatout.cli.next_step.past_runs import PastRun
 from flatout.records.errors import FlatoutError
 from flatout.records.next_step import MachineHere, PlanHere
-from flatout.records.plan import DEFAULT_PLAN, Fingerprint, Plan, read_plan
+from flatout.records.places import DEFAULT_PLAN
+from flatout.records.plan import Fingerprint, Plan, read_plan
 from flatout.runtime.command import JobCommand, job_command
 from flatout.tune.fingerprints import fingerprint
 
