@@ -1,9 +1,9 @@
 """What is here and what to do next, for a terminal."""
 
 import datetime as dt
+import textwrap
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from flatout.records.next_step import MachineHere, NextStep, PlanHere, RunHere, ScriptHere
@@ -31,7 +31,7 @@ def draw_next_step(found: NextStep, console: Console) -> None:
         console.print(line(f"  and {len(found.notes) - _MOST_NOTES} more like these", "yellow"))
     console.print()
     console.print(line(found.suggestion.command, "bold green"), soft_wrap=True)
-    console.print(_below(found.suggestion.why))
+    console.print(_below(found.suggestion.why, console.width))
     if found.others:
         console.print(line("or", "dim"))
     width = max((len(one.command) for one in found.others), default=0)
@@ -41,12 +41,13 @@ def draw_next_step(found: NextStep, console: Console) -> None:
             console.print(line(f"{one.command.ljust(width)}    {one.why}"), soft_wrap=True)
         else:
             console.print(line(one.command), soft_wrap=True)
-            console.print(_below(one.why, "dim"))
+            console.print(_below(one.why, console.width, "dim"))
 
 
-def _below(text: str, style: str = "") -> Padding:
-    """A line that belongs to the one above; so do those that it wraps into."""
-    return Padding(line(text, style), (0, 0, 0, 2), expand=False)
+def _below(text: str, width: int, style: str = "") -> Text:
+    """What belongs to the line above, as many lines as it takes."""
+    wrapped = textwrap.wrap(inert(text), max(20, width - 2), initial_indent="  ", subsequent_indent="  ")
+    return Text("\n".join(wrapped), style=style)
 
 
 def machine_line(machine: MachineHere) -> str:

@@ -135,6 +135,12 @@ def test_what_was_done_is_not_suggested_again_and_its_arguments_are_kept(folder:
     assert look().suggestion.command == "flatout tune train.py --lr 3e-4"
 
 
+def test_a_script_that_ran_to_its_end_needs_no_check(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAINING)
+    a_run("run", "train.py", job=a_job(0))
+    assert look().suggestion.command == "flatout profile train.py"
+
+
 def test_of_several_scripts_the_one_that_is_called_train_comes_first(folder: Path) -> None:
     for name in ("a.py", "train.py", "z.py"):
         (folder / name).write_text(TRAINING)

@@ -170,7 +170,7 @@ def _done_with(script: ScriptHere, here: Here) -> tuple[set[str], str]:
     place = Path(script.path).resolve()
     own = [run for run in here.runs if run.script == place]
     well = {run.command for run in own if run.status == "done"}
-    if "profile" in well or "tune" in well:
+    if well & {"profile", "tune", "run"}:
         well.add("check")
     if "tune" in well:
         well.add("profile")
