@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 
 def start_quietly(torch: Any, profiler: Any) -> None:
-    """Start a profiler of ours without the warning that torch 2.10 has for the first one of a process.
+    """Start a profiler of ours without the warning that torch up to 2.12 has for the first one.
 
     The script did not ask for it: where it makes errors of warnings, it would be the one to end. Filters of
     warnings stay as they are, for changing them makes Python forget which it has shown.
