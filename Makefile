@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo tools test test-all check docs format clean
+.PHONY: demo tools test test-all check package docs format clean
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a minute or two, once."
@@ -34,6 +34,9 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.docs --check
 	$(BIN)/python -m scripts.site --check
+
+package: $(READY)  ## builds, installs into an empty environment, uses and uninstalls it
+	$(BIN)/python -m scripts.packaging
 
 docs: $(READY)  ## writes the pages that are made from the code, then build/site: all pages, to read in a browser
 	$(BIN)/python -m scripts.docs

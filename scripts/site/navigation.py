@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "docs/json",
         "docs/predictions",
     ),
-    "Understand": ("docs/learn", "docs/mission", "docs/comparison", "benchmarks/README"),
+    "Understand": ("docs/learn", "docs/mission", "docs/supported", "docs/comparison", "benchmarks/README"),
     "Work on it": ("ARCHITECTURE", "CONTRIBUTING", "docs/decisions/README", "CHANGELOG"),
 }
 # Where a page's own heading says too little beside the others.

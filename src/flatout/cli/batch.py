@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Output, Size, common_options
+from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
+from flatout.cli.options import Output, Size, common_options, new_run
 
 
 @click.command("batch", short_help=COMMANDS["batch"].purpose, context_settings=JOB_SETTINGS)

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Output, common_options
+from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
+from flatout.cli.options import Output, common_options, new_run
 
 
 @click.command("check", short_help=COMMANDS["check"].purpose, context_settings=JOB_SETTINGS)

@@ -6,6 +6,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Output, common_options
+from flatout.records.places import PROJECT_FOLDER
 
 
 @click.command("cost", short_help=COMMANDS["cost"].purpose)
@@ -26,7 +27,7 @@ from flatout.cli.options import Output, common_options
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, readable=False),
-    default=Path(".flatout"),
+    default=Path(PROJECT_FOLDER),
     show_default=True,
     help="Where the runs are.",
 )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.jobs import JOB_SETTINGS, job_options, new_run, request_for
-from flatout.cli.options import Output, Size, common_options
+from flatout.cli.jobs import JOB_SETTINGS, job_options, request_for
+from flatout.cli.options import Output, Size, common_options, new_run
 
 if TYPE_CHECKING:
     from flatout.records.fit import Fit

@@ -1,17 +1,12 @@
 """What commands that run a user's script have in common: how it is named, and its run folder."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flatout.cli.options import Output
-
 if TYPE_CHECKING:
-    from flatout.records.runs import RunFolder
     from flatout.runtime.profiling import ProfileRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,22 +53,6 @@ def job_options(command: F) -> F:
     ):
         command = option(command)
     return command
-
-
-@contextlib.contextmanager
-def new_run(output: Output, command: str) -> Iterator["RunFolder"]:
-    """A run folder for this command, listed in the index however it ends."""
-    from flatout.records.index import RunIndex
-    from flatout.records.places import PROJECT_FOLDER
-    from flatout.records.runs import RunFolder
-
-    root = Path(PROJECT_FOLDER)
-    folder = RunFolder.create(root, command=command, arguments=tuple(sys.argv[1:]))
-    try:
-        with folder.writing():
-            yield folder
-    finally:
-        RunIndex(root, notice=output.notice).add(folder.manifest)
 
 
 def request_for(

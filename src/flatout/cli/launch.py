@@ -9,6 +9,7 @@ import click
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument
 from flatout.cli.options import Duration, Output, Size, common_options
+from flatout.records.places import DEFAULT_PLAN
 
 if TYPE_CHECKING:
     from flatout.runtime.launching.request import LaunchRequest
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--gpu-name", default="", metavar="NAME", help="What they are called there, if otherwise.")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores on each machine.")
 @click.option("--memory", type=Size(), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
-@click.option("--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to run under.")
+@click.option("--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to run under.")
 @click.option("--as-written", is_flag=True, help="Without a plan.")
 @click.option(
     "--protect",

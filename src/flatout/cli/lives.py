@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.caring import Wishes
-from flatout.cli.jobs import new_run
-from flatout.cli.options import Output
+from flatout.cli.options import Output, new_run
 
 if TYPE_CHECKING:
     from flatout.monitor.sinks.catalogue import Target

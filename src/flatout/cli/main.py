@@ -68,19 +68,31 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,
 )
+@click.option("--json", "as_json", is_flag=True, help="Without a command: what is here as a JSON document.")
+@click.option("--debug", is_flag=True, hidden=True)  # main() looks for it in the words
 @click.version_option(__version__, prog_name="flatout")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, as_json: bool, debug: bool) -> None:
     """Flatout makes PyTorch jobs run at what the GPU can do, and keeps them from running out of memory.
 
     \b
     First steps:
+      flatout                  what is here, and what to do next?
       flatout doctor           what is this machine, and what is wrong with it?
       flatout limits           what can its GPU really do?
       flatout doctor --json    the same for a program
     """
+    if ctx.invoked_subcommand is None:
+        from flatout.cli.next_step.command import say_what_is_next
+
+        say_what_is_next(as_json=as_json)
+    elif as_json or debug:
+        flag, name = "--json" if as_json else "--debug", ctx.invoked_subcommand
+        raise click.UsageError(f"{flag} stands before the command: flatout {name} {flag} ...")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -95,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     asked = {flag: f"--{flag}" in words for flag in ("json", "debug")}
     try:
         _look_after_power_limits(words)
-        code = _run(words or ["--help"], asked)
+        code = _run(words, asked)
         try:
             sys.stdout.flush()
         except OSError as error:  # a full disk shows only now; a reader that went away is no fault

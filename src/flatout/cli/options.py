@@ -1,16 +1,21 @@
-"""What every command has in common: its options, its console, and its progress line."""
+"""What every command has in common: its options, its console, its progress line and its run folder."""
 
 import contextlib
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from flatout.records.places import PROJECT_FOLDER
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from flatout.records.runs import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 Step = Callable[[str, int, int], None]
@@ -153,17 +158,23 @@ def save_option(command: F) -> F:
     )(command)
 
 
-def save_run(output: Output, command: str, version: int, body: Any) -> None:
-    """Keep a result in a new run folder under the working folder, and tell where."""
-    from pathlib import Path
-
+@contextlib.contextmanager
+def new_run(output: Output, command: str) -> Iterator["RunFolder"]:
+    """A run folder for this command under the working folder, listed in the index however it ends."""
     from flatout.records.index import RunIndex
-    from flatout.records.places import PROJECT_FOLDER
     from flatout.records.runs import RunFolder
 
     root = Path(PROJECT_FOLDER)
     folder = RunFolder.create(root, command=command, arguments=tuple(sys.argv[1:]))
-    with folder.writing():
+    try:
+        with folder.writing():
+            yield folder
+    finally:
+        RunIndex(root, notice=output.notice).add(folder.manifest)
+
+
+def save_run(output: Output, command: str, version: int, body: Any) -> None:
+    """Keep a result in a run folder of its own, and tell where."""
+    with new_run(output, command) as folder:
         folder.write(command, version, body)
-    RunIndex(root, notice=output.notice).add(folder.manifest)
     output.notice(f"saved as {folder.manifest.id} in {folder.path.parent}")

@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from flatout.cli.commands import COMMANDS
+from flatout.records.places import DEFAULT_PLAN
 
 
 @click.command("patch", short_help=COMMANDS["patch"].purpose)
 @click.option(
-    "--plan", "plan_path", default="flatout.toml", show_default=True, help="The plan to turn into a diff."
+    "--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to turn into a diff."
 )
 @click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
 def command(plan_path: str, debug: bool) -> int:

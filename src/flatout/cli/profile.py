@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
+from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
 from flatout.cli.log_to import folder_of_traces, log_to_option
-from flatout.cli.options import Output, common_options
+from flatout.cli.options import Output, common_options, new_run
 
 if TYPE_CHECKING:
     from flatout.records.finding import Finding

@@ -8,6 +8,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Output, common_options
+from flatout.records.places import PROJECT_FOLDER
 
 
 @click.command("report", short_help=COMMANDS["report"].purpose)
@@ -15,7 +16,7 @@ from flatout.cli.options import Output, common_options
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, readable=False),
-    default=Path(".flatout"),
+    default=Path(PROJECT_FOLDER),
     show_default=True,
     help="Where the runs are.",
 )
@@ -58,7 +59,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.report.trace import draw_trace
     from flatout.report.tuning import draw_tuning
 
-    if folder != Path(".flatout") and not folder.is_dir():
+    if folder != Path(PROJECT_FOLDER) and not folder.is_dir():
         raise CallerMistake(
             f"no folder {str(folder)!r}", expected="the .flatout folder of a project", remedy="check the path"
         )

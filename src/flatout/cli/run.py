@@ -14,8 +14,7 @@ from flatout.cli.log_to import log_to_option, targets_of
 from flatout.cli.numbers import nan_options
 from flatout.cli.options import Output, common_options_and
 from flatout.records.errors import EXIT_JOB
-
-_PLAN = "flatout.toml"
+from flatout.records.places import DEFAULT_PLAN
 
 
 @click.command(
@@ -23,7 +22,7 @@ _PLAN = "flatout.toml"
 )
 @job_argument
 @click.option(
-    "--plan", "plan_path", default=_PLAN, show_default=True, help="The plan to apply, if there is one."
+    "--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to apply, if there is one."
 )
 @click.option("--as-written", is_flag=True, help="Without a plan, also where there is one.")
 @click.option(
@@ -109,8 +108,8 @@ def command(
     now = fingerprint(request.command, None, {})
     plan = Plan(job=now, levers=())
     dropped: list[str] = []
-    if not as_written and plan_path == _PLAN and not Path(_PLAN).exists():
-        output.notice(f"flatout: there is no {_PLAN}: `flatout tune` would write one")
+    if not as_written and plan_path == DEFAULT_PLAN and not Path(DEFAULT_PLAN).exists():
+        output.notice(f"flatout: there is no {DEFAULT_PLAN}: `flatout tune` would write one")
         as_written = True
     if not as_written:
         plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
-from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, new_run, request_for
-from flatout.cli.options import Duration, Output, Size, common_options
+from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
+from flatout.cli.options import Duration, Output, Size, common_options, new_run
+from flatout.records.places import DEFAULT_PLAN
 
 if TYPE_CHECKING:
     from flatout.runtime.command import JobCommand
@@ -63,9 +64,7 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     type=click.IntRange(min=1),
     help="How many updates the whole job makes: what would not pay back within them is not chosen.",
 )
-@click.option(
-    "--plan", "plan_path", default="flatout.toml", show_default=True, help="Where to write the plan."
-)
+@click.option("--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="Where to write the plan.")
 @click.option(
     "--infer",
     is_flag=True,

@@ -12,6 +12,7 @@ import click
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Output, Size, common_options
 from flatout.records.errors import CallerMistake, MissingExtra, UnknownName
+from flatout.records.places import PROJECT_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +134,7 @@ def command(
     from flatout.monitor.recording import Recorder
     from flatout.monitor.sampling import MachineSampler
 
-    own = Path(".flatout")
+    own = Path(PROJECT_FOLDER)
     sampler = MachineSampler(
         every_s=min(every, 0.5) if once else every, roots=roots or ((own,) if own.is_dir() else ())
     )

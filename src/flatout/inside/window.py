@@ -26,6 +26,20 @@ _SLOW_S = 3.0
 _CHUNK = 1 << 20
 
 
+def start_quietly(torch: Any, profiler: Any) -> None:
+    """Start a profiler of ours without the warning that torch up to 2.12 has for the first one.
+
+    The script did not ask for it: where it makes errors of warnings, it would be the one to end. Filters of
+    warnings stay as they are, for changing them makes Python forget which it has shown.
+    """
+    module = torch.profiler.profiler
+    quiet = [Patch(module, "_warn_once", lambda *_, **__: None)] if hasattr(module, "_warn_once") else []
+    try:
+        profiler.start()
+    finally:
+        undo_all(quiet)
+
+
 class Window:
     """One recording."""
 
@@ -63,7 +77,7 @@ class Window:
             profile_memory=self._details,
         )
         (self._session.folder() / RECORDING_FILE).touch()
-        self._profiler.start()
+        start_quietly(torch, self._profiler)
         self._make_way()
         if self._details:
             self._marks.begin(self._session.roots())

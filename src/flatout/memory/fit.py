@@ -21,7 +21,7 @@ from flatout.records.ledger import LedgerFile
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
-from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest
+from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest, insist_on_libraries
 from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress
 
@@ -168,6 +168,7 @@ def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
     found = largest_ledger(place)
     if found is not None:
         return found
+    insist_on_libraries(trial)
     said = "".join(f"\n    {line}" for line in trial.said[-8:])
     raise JobFailed(
         f"on an imagined GPU the script made no update and ended as {trial.outcome!r}; it said last:{said}",

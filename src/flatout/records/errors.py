@@ -17,6 +17,7 @@ Every error says what was received, what was expected and what to do next.
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -88,7 +89,8 @@ class MissingExtra(EnvironmentProblem):
         super().__init__(
             f"{package} is not installed",
             expected=f"{package}, for {wanted_for}",
-            remedy=f"pip install {package}   # what flatout[{extra}] asks for",
+            # A shell would take the sign of a version for a redirection.
+            remedy=f"pip install {shlex.quote(package)}   # what flatout[{extra}] asks for",
         )
 
 

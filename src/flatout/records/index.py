@@ -146,15 +146,18 @@ class RunIndex:
     def _read(self, path: Path) -> Iterator[RunEntry]:
         """The entry of a folder, under the folder's name: that is how it can be found, copied or renamed."""
         try:
-            manifest = RunFolder.open(path).manifest
+            run = RunFolder.open(path)
         except FlatoutError as error:
             self._notice(f"left out of the list: {error.received}")
             return
-        # A run that is "running" without holding its lock was killed before it could say so.
-        here = manifest.host == platform.node()
-        died = here and manifest.status == "running" and not is_locked(path)
-        entry = dataclasses.replace(_entry(manifest), id=path.name)
-        yield dataclasses.replace(entry, status="died") if died else entry
+        yield dataclasses.replace(_entry(run.manifest), id=path.name, status=status_of(run))
+
+
+def status_of(run: RunFolder) -> str:
+    """As its manifest has it, or "died": "running" without its lock, it was killed before it could say so."""
+    here = run.manifest.host == platform.node()
+    died = here and run.manifest.status == "running" and not is_locked(run.path)
+    return "died" if died else run.manifest.status
 
 
 def _is_damage(error: Exception) -> bool:

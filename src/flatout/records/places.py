@@ -1,4 +1,4 @@
-"""Where Flatout keeps things: a cache for the machine, `.flatout` for a project."""
+"""Where Flatout keeps things: a cache for the machine, `.flatout` and a plan for a project."""
 
 import os
 import platform
@@ -9,6 +9,8 @@ from pathlib import Path
 
 CACHE_VARIABLE = "FLATOUT_CACHE_DIR"
 PROJECT_FOLDER = ".flatout"
+# The plan that `flatout tune` writes and other commands look for.
+DEFAULT_PLAN = "flatout.toml"
 # Gone after a restart of the machine, as power limits are; and never on a disk that several machines share.
 SYSTEM_POWER_FOLDER = Path("/run/flatout/power")
 

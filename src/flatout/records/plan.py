@@ -22,7 +22,6 @@ from flatout.records.words import with_settings
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 PLAN_VERSION = 1
-DEFAULT_PLAN = "flatout.toml"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

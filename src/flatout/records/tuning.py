@@ -8,6 +8,9 @@ import msgspec
 from flatout.records.finding import Finding
 from flatout.records.unknown import fill_reasons
 
+# Why levers were left out whose turn had not come.
+ENDED_BY_CTRL_C = "ended by Ctrl-C"
+
 Verdict = Literal["kept", "rejected", "failed", "unsafe", "skipped"]
 
 

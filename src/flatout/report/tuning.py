@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from flatout.records.plan import DEFAULT_PLAN
+from flatout.records.places import DEFAULT_PLAN
 from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, percent, three_digits, with_settings
 from flatout.report.plain import inert, is_narrow, line

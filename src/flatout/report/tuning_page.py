@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from flatout.records.places import DEFAULT_PLAN
 from flatout.records.tuning import LeverTrial, Pace, Tuning
 from flatout.records.words import duration, memory_size, percent, three_digits, with_settings
 from flatout.report.charts import (
@@ -34,7 +35,6 @@ _GUARD_WORDS = {
     "weak": "Learns the same, weakly shown",
     "not needed": "Nothing to prove",
 }
-_DEFAULT_PLAN = "flatout.toml"
 _LONG_SUMMARY = 90
 
 
@@ -243,7 +243,7 @@ def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
     again = (f"flatout report {shlex.quote(tuning.run)}", "shows this result again, in a terminal")
     if not tuning.plan:
         return [(f"flatout profile {job}", "shows where the time goes"), again]
-    option = "" if tuning.plan == _DEFAULT_PLAN else f"--plan {shlex.quote(tuning.plan)}"
+    option = "" if tuning.plan == DEFAULT_PLAN else f"--plan {shlex.quote(tuning.plan)}"
     run = " ".join(part for part in ("flatout run", option, job) if part)
     patch = " ".join(part for part in ("flatout patch", option) if part)
     return [

@@ -1,6 +1,7 @@
 """`profile` and `check` as sequences of trials in one run folder."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from flatout.analyze.profile import build_profile
 from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
 from flatout.analyze.window import window_of
-from flatout.records.errors import JobFailed
+from flatout.records.errors import EnvironmentProblem, JobFailed
 from flatout.records.profile import Profile
 from flatout.records.session import RANKS_FOLDER, RECORDING_FILE, TAPS
 from flatout.records.trial import Trial
@@ -21,6 +22,8 @@ from flatout.runtime.progress import StopRule
 from flatout.runtime.samples import DeviceSampler
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 
+# What a training stands on; any other module may be the script's own.
+_NO_MODULE = re.compile(r"No module named '(torch|transformers|accelerate|lightning|pytorch_lightning)'")
 TRIALS_FOLDER = "trials"
 # Updates that a script must make for recordings and a count after the second of them.
 _ENOUGH_TO_RECORD = 16
@@ -141,10 +144,24 @@ def insist_on_updates(trial: Trial, folder: Path) -> None:
     """A job that made no update has nothing to show: say why, as far as it can be told."""
     if trial.updates > 0:
         return
+    insist_on_libraries(trial)
     words = _words_for(trial, folder)
     tail = "\n".join(f"    {line}" for line in trial.said[-12:])
     received = words[0] + (f"; the last it said:\n{tail}" if tail else "")
     raise JobFailed(received, expected=words[1], remedy=words[2])
+
+
+def insist_on_libraries(trial: Trial) -> None:
+    """Whoever has no torch has the wrong Python, and nothing is wrong with the script: say that alone."""
+    missing = next(filter(None, map(_NO_MODULE.search, reversed(trial.said))), None)
+    if trial.outcome == "failed" and missing is not None:
+        program = trial.command[0]
+        python = program if Path(program).name.startswith("python") else "its Python"
+        raise EnvironmentProblem(
+            f"{missing[1]} is not installed where the script runs, in {python}",
+            expected=f"a Python with {missing[1]}",
+            remedy=f"--python PATH   # of one that has it; or: pip install {missing[1]}",
+        )
 
 
 def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:

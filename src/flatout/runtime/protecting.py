@@ -32,11 +32,8 @@ class Refuge:
         """
         if fresh:
             shutil.rmtree(self.path, ignore_errors=True)
-        before = ""
-        with contextlib.suppress(OSError):
-            before = (self.path / _SCRIPT_FILE).read_text()
         saved = checkpoints(self.path)
-        if saved and before and before != self._sha256:
+        if saved and not self.is_of_the_same_script():
             raise CallerMistake(
                 f"{self._script} has changed since its update {saved[0].step} was saved",
                 expected="the script that it was, which finds its way back to where it was",
@@ -45,6 +42,13 @@ class Refuge:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / _SCRIPT_FILE, self._sha256.encode())
         return saved[0].step if saved else None
+
+    def is_of_the_same_script(self) -> bool:
+        """Whether what lies here was saved by the script as it is now; one that left no word counts as it."""
+        with contextlib.suppress(OSError):
+            before = (self.path / _SCRIPT_FILE).read_text()
+            return not before or before == self._sha256
+        return True
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from flatout.records.errors import JobFailed
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
-from flatout.records.tuning import LeverTrial, Pace
+from flatout.records.tuning import ENDED_BY_CTRL_C, LeverTrial, Pace
 from flatout.records.words import duration, memory_size
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
@@ -305,7 +305,7 @@ class _Tuner:
             bench.run(plan, self._trials_folder, tell)
         except KeyboardInterrupt:
             self._interrupted = True
-            finder.conclusions.leave_out(candidates, "ended by Ctrl-C")
+            finder.conclusions.leave_out(candidates, ENDED_BY_CTRL_C)
             # What was found is worth a minute of proof; a second Ctrl-C ends that too.
             self._notes.append("the search was ended by Ctrl-C: this is the best until then")
             self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)

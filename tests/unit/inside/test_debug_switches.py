@@ -1,5 +1,6 @@
 """Debug switches: on when they are asked for, and never left on."""
 
+import builtins
 import sys
 import types
 import warnings
@@ -66,7 +67,7 @@ def test_the_line_of_the_script_is_named_once_where_torch_waits_further_down(
             torch.__file__.replace("__init__.py", "_tensor.py"),
             "exec",
         ),
-        {"warnings": warnings},
+        {"warnings": warnings, "__builtins__": builtins},
     )
     shown, filters = warnings.showwarning, list(warnings.filters)
     switch = Sync(torch, lambda: tmp_path)

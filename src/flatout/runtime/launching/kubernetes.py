@@ -7,6 +7,7 @@ changed with every release of Trainer, and nothing there says what becomes of a 
 from typing import Any
 
 from flatout.records.launch import LaunchJob
+from flatout.records.places import DEFAULT_PLAN
 from flatout.runtime.launching.command import all_words
 from flatout.runtime.launching.draft import Draft
 from flatout.runtime.launching.gpu_names import kubernetes_names
@@ -17,7 +18,6 @@ _API = "trainer.kubeflow.org/v1alpha1"
 _NODE = "node"
 _ROLE = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _PLAN_FOLDER = "/etc/flatout"
-_PLAN_FILE = "flatout.toml"
 _KEPT = "kept"
 _ENDED_BY_SIGTERM = 128 + 15
 _COMMENT = """\
@@ -62,7 +62,7 @@ def _plan(job: LaunchJob) -> dict[str, Any] | None:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(job, f"{job.name}-plan"),
-        "data": {_PLAN_FILE: job.plan_text},
+        "data": {DEFAULT_PLAN: job.plan_text},
     }
 
 
@@ -170,7 +170,7 @@ def _affinity(job: LaunchJob) -> dict[str, Any]:
 
 
 def _train_job(job: LaunchJob) -> dict[str, Any]:
-    plan = f"{_PLAN_FOLDER}/{_PLAN_FILE}" if job.plan is not None else None
+    plan = f"{_PLAN_FOLDER}/{DEFAULT_PLAN}" if job.plan is not None else None
     # Where and how many is for Trainer to say: it sets the variables that torchrun reads.
     words = all_words(job, plan, [])
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(job.grace_s), **job.environment}
