@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 @click.option("--nsys", is_flag=True, help="Also some steps under Nsight Systems, as it sees them.")
 @click.option("--ncu", is_flag=True, help="Also one step under Nsight Compute: what binds each kernel.")
 @click.option("--plan", metavar="FILE", help="With the levers of a plan on: what is left after tuning.")
-@click.option("--against", metavar="RUN", help="Say what became slower since an earlier profile.")
+@click.option(
+    "--against", metavar="RUN", help="Say what became slower since an earlier profile, or the latest."
+)
 @click.option("--infer", is_flag=True, help="The script infers: a step is a call of its model.")
 @log_to_option("tensorboard:DIR", "Put what was recorded where TensorBoard finds it.")
 @click.option("--no-limits", is_flag=True, help="Don't measure the device's limits where none are kept.")
@@ -72,7 +74,7 @@ def command(
       flatout profile --steps 50 train.py
       flatout profile --loader train.py
       flatout profile --plan flatout.toml train.py
-      flatout profile --against 20261115-101500 train.py
+      flatout profile --against latest train.py
       flatout profile --nsys --ncu train.py
       flatout profile --log-to tensorboard:runs train.py
       flatout profile -m mypackage.train --config small.yaml
@@ -188,7 +190,7 @@ def _earlier(run: str) -> "Profile":
     from flatout.records.profile import Profile
     from flatout.records.runs import find_run
 
-    return find_run(Path(PROJECT_FOLDER), run).read("profile", 1, Profile)
+    return find_run(Path(PROJECT_FOLDER), run, of="profile").read("profile", 1, Profile)
 
 
 def _findings(profile: "Profile", earlier: "Profile | None") -> "tuple[Finding, ...]":

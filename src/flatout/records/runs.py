@@ -170,12 +170,15 @@ def runs_under(root: Path) -> Iterator[Path]:
         yield from sorted((file.parent for file in (root / "runs").glob(f"*/{MANIFEST}")), reverse=True)
 
 
-def find_run(root: Path, wanted: str) -> RunFolder:
-    """A run by id, by the beginning of its id, as "latest", or by the path of its folder."""
+def find_run(root: Path, wanted: str, *, of: str = "") -> RunFolder:
+    """A run by id, by the beginning of its id, as "latest", or by the path of its folder.
+
+    `of` a command: among the runs of that one alone.
+    """
     with contextlib.suppress(OSError):  # a name too long for a path, or a folder that we may not enter
         if (Path(wanted) / MANIFEST).is_file():
             return RunFolder.open(Path(wanted))
-    paths = list(runs_under(root))
+    paths = [path for path in runs_under(root) if not of or path.name[_SECOND:].startswith(f"-{of}-")]
     if wanted == "latest" and paths:
         # Names tell seconds; of several runs in the newest one, the manifests know the last.
         newest = [path for path in paths if path.name[:_SECOND] == paths[0].name[:_SECOND]]
@@ -189,5 +192,11 @@ def find_run(root: Path, wanted: str) -> RunFolder:
             expected=f"the beginning of one: {', '.join(path.name for path in fitting[:5])}",
             remedy="type more of it, or: flatout report latest",
         )
-    remedy = "" if paths else "flatout doctor --save   # makes one"
+    remedy = (
+        ""
+        if paths
+        else f"flatout {of} train.py   # makes one"
+        if of
+        else "flatout doctor --save   # makes one"
+    )
     raise UnknownName("run", wanted, [path.name for path in paths], remedy=remedy)

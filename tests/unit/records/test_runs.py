@@ -320,6 +320,14 @@ class TestFindRun:
         assert first.manifest.created_at < last.manifest.created_at
         assert find_run(tmp_path, "latest").path == last.path
 
+    def test_latest_of_a_command_is_the_newest_of_that_one(self, tmp_path: Path) -> None:
+        for name in ("20261115-000000-profile-1", "20261116-000000-run-profile", "20261114-000000-profile-2"):
+            place(tmp_path, name)
+        assert find_run(tmp_path, "latest", of="profile").path.name == "20261115-000000-profile-1"
+        with pytest.raises(UnknownName) as refused:
+            find_run(tmp_path, "latest", of="tune")
+        assert "flatout tune" in refused.value.remedy
+
     def test_by_the_path_of_its_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = make(tmp_path / "elsewhere")
         assert find_run(tmp_path / "nothing-here", str(run.path)).manifest == run.manifest
