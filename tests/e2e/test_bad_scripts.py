@@ -163,6 +163,7 @@ def test_a_script_that_hangs_before_its_first_step_is_ended(place: Place) -> Non
 # What makes some updates, and then does not end well
 
 
+@pytest.mark.full
 def test_a_script_that_ends_after_three_steps_shows_them(place: Place) -> None:
     place.script(QUICK + "for _ in range(3): update()\nprint('the end')\n")
     done = place.flatout(*PROFILE, "train.py")
@@ -207,10 +208,14 @@ def test_what_a_script_showed_before_it_ended_badly_is_kept_and_drawn(
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        ("raise ValueError('a bad batch')", "rank 1: ValueError: a bad batch"),
-        ("import os; os.kill(os.getpid(), 11)", "rank 1: Signal 11 (SIGSEGV) received"),
+        pytest.param("raise ValueError('a bad batch')", "rank 1: ValueError: a bad batch", id="raises"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 11)",
+            "rank 1: Signal 11 (SIGSEGV) received",
+            id="segfaults",
+            marks=pytest.mark.full,
+        ),
     ],
-    ids=["raises", "segfaults"],
 )
 def test_of_several_ranks_the_one_that_failed_first_is_named(place: Place, fault: str, named: str) -> None:
     place.script(

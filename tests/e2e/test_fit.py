@@ -113,6 +113,7 @@ def test_what_is_compiled_is_counted_as_written(flatout: Run, tmp_path: Path) ->
     assert found["parts"]["parameters"] == PARAMETERS
 
 
+@pytest.mark.full
 def test_a_script_that_uses_no_gpu(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN).replace('"cuda" if', '"cpu" if'))
     nothing = json.loads(flatout("fit", "--json", "train.py").stdout)

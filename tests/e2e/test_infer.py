@@ -95,6 +95,7 @@ def test_a_step_is_a_call_of_the_largest_model_or_a_whole_generate(
     assert found["samples_per_step"] in (samples, samples * 5)
 
 
+@pytest.mark.full
 def test_without_the_word_it_is_said(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "predict.py").write_text(PIPELINE.format(use=TWO))
     done = flatout("profile", "predict.py")

@@ -135,6 +135,7 @@ def test_a_job_that_is_killed_with_flatout_is_told_as_that(tmp_path: Path) -> No
         assert found.updates > 0
 
 
+@pytest.mark.full
 def test_a_run_folder_that_cannot_be_written_to_harms_no_job(tmp_path: Path) -> None:
     """What is in the way of the file is a folder: not even root can write there."""
     with begun(tmp_path, steady(150)) as job:

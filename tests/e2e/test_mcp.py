@@ -218,6 +218,7 @@ def test_a_command_or_a_script_that_dies_is_an_error_and_nothing_more(place: Pla
     assert not explained.is_error
 
 
+@pytest.mark.full
 def test_a_long_answer_is_cut_and_all_of_it_is_in_a_file(place: Place) -> None:
     async def talk() -> Any:
         async with server_in(place, "--most", "4000") as client:

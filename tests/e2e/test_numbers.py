@@ -174,6 +174,7 @@ print(seen, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), sys.argv[1:])
 )
 
 
+@pytest.mark.full
 def test_switches_are_on_in_the_job_and_no_lever_undoes_them(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SWITCHED)
     fingerprint = Fingerprint(

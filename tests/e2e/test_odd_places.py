@@ -51,10 +51,10 @@ def test_a_folder_that_was_deleted_does_not_stop_the_doctor(tmp_path: Path) -> N
     assert "env.debug" in done.stdout
 
 
-def test_a_bare_flatout_is_a_question_and_answered_with_help(flatout: Run) -> None:
+def test_a_bare_flatout_is_a_question_and_answered_with_what_to_do_next(flatout: Run) -> None:
     done = flatout()
     assert done.returncode == 0
-    assert done.stdout.startswith("Usage: flatout")
+    assert "flatout doctor" in done.stdout
     assert done.stderr == ""
 
 

@@ -169,7 +169,7 @@ def ran(place: Place, *words: str) -> dict[str, Any]:
 def test_attention_by_hand(place: Place) -> None:
     place.script(ATTENTION)
     found = tuned(place, "--only", "attention", "train.py")
-    assert kept(found) == ["attention"]
+    assert kept(found) == ["attention"], found
     assert found["guard"]["verdict"] == "same"
     assert found["speedup"] > 1.05
     figures = ran(place, "train.py", "40")
@@ -184,7 +184,7 @@ def test_attention_by_hand(place: Place) -> None:
 def test_a_loader_that_waits(place: Place) -> None:
     place.script(LOADER)
     found = tuned(place, "--only", "loader", "train.py")
-    assert kept(found) == ["loader"]
+    assert kept(found) == ["loader"], found
     [trial] = [trial for trial in found["trials"] if trial["lever"] == "batch-size"]
     assert (trial["verdict"], trial["class"]) == ("skipped", "recipe")
     assert "--allow" in trial["reason"]
@@ -200,7 +200,7 @@ def test_a_larger_batch_where_it_is_allowed(place: Place) -> None:
     # Without a wait, a step costs the same whatever its batch: each doubling nearly doubles throughput.
     words = ("--only", "batch-size", "--allow", "batch-size", "train.py", "--wait", "0")
     found = tuned(place, *words)
-    assert kept(found) == ["batch-size"]
+    assert kept(found) == ["batch-size"], found
     assert any("learning rate" in note for note in found["notes"])
     text = (place.work / "flatout.toml").read_text()
     assert "--batch-size" in text
@@ -215,7 +215,7 @@ def test_two_optimizers_checkpoints_and_no_seed(place: Place) -> None:
     place.script(GAN)
     place.script("mine", "checkpoint.pt")
     found = tuned(place, "--only", "debug-modes", "train.py")
-    assert kept(found) == ["debug-modes"]
+    assert kept(found) == ["debug-modes"], found
     assert found["guard"]["verdict"] in ("same", "weak")
     ran(place, "train.py", "30")
     assert "set_detect_anomaly(False)" in place.flatout("patch").stdout
@@ -225,7 +225,7 @@ def test_two_optimizers_checkpoints_and_no_seed(place: Place) -> None:
 def test_ranks_change_together(place: Place) -> None:
     place.script(RANKS)
     found = tuned(place, "--only", "debug-modes", *torchrun("train.py"))
-    assert kept(found) == ["debug-modes"]
+    assert kept(found) == ["debug-modes"], found
     assert found["guard"]["verdict"] == "same"
     assert "bit for bit" in found["guard"]["reason"]
     figures = ran(place, *torchrun("train.py", "40"))
@@ -237,7 +237,7 @@ def test_a_script_that_is_never_the_same_twice(place: Place) -> None:
     """It seeds itself by the clock: no two runs can be compared step by step, and that is said."""
     place.script(GAN.replace("torch.set_num_threads(1)", "torch.set_num_threads(1)\ntorch.seed()"))
     found = tuned(place, "--only", "debug-modes", "train.py")
-    assert kept(found) == ["debug-modes"]
+    assert kept(found) == ["debug-modes"], found
     assert found["guard"]["verdict"] == "weak"
     assert not found["guard"]["paired"]
 
@@ -285,7 +285,7 @@ def test_less_memory(place: Place) -> None:
     wide = ATTENTION.replace("randn(4, 256, 16)", "randn(32, 256, 16)")
     place.script(wide)
     found = tuned(place, "--goal", "memory", "--only", "attention", "train.py")
-    assert kept(found) == ["attention"]
+    assert kept(found) == ["attention"], found
     assert found["best"]["peak_bytes"] < found["baseline"]["peak_bytes"]
     assert "less memory" in found["summary"]
     limit = str(found["best"]["peak_bytes"] // 2)

@@ -133,7 +133,7 @@ RARE = {
     "actor_and_learner", "folds", "hooks", "perceptual", "warns", "optimizer_in_backward", "module_compile",
     "several_loaders", "crashes", "evaluation_first", "no_loader", "exits", "own_signals", "two_optimizers",
     "own_compile", "autocast", "catches_everything", "accumulation",
-    "lbfgs", "sampler", "ema", "iterable", "reads_stdin", "gan",
+    "lbfgs", "sampler", "ema", "iterable", "reads_stdin", "gan", "evaluation",
 }  # fmt: skip
 
 
@@ -203,6 +203,7 @@ def test_an_evaluation_before_the_first_update_or_after_the_last_is_no_training(
     assert [step["forwards"] for step in steps_of(rank)] == [1] * 9
 
 
+@pytest.mark.full
 def test_an_update_that_the_scaler_skipped_is_counted_and_is_no_step(tmp_path: Path) -> None:
     command = [sys.executable, str(ZOO / "grad_scaler.py")]
     seen, ranks = watched(tmp_path, command)

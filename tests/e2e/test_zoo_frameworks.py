@@ -110,6 +110,7 @@ def left_in(folder: Path) -> dict[str, int]:
 RARE = {
     "accelerate",
     "lightning",
+    "transformers",
     "accelerate-torchrun",
     "lightning-checkpoints",
     "accelerate-launch-one",

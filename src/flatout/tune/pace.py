@@ -63,6 +63,11 @@ def gain(before: Pace, after: Pace) -> float:
     return before.step_ms / after.step_ms
 
 
+def fastest(*paces: Pace) -> Pace:
+    """The one that was disturbed least."""
+    return max(paces, key=lambda pace: gain(paces[0], pace))
+
+
 def faster(pace: Pace, speedup: float, like: Pace) -> Pace:
     """`pace` at so many times its speed; memory and busy share as in `like`."""
     return Pace(

@@ -19,7 +19,7 @@ from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.tuning import ENDED_BY_CTRL_C, LeverTrial, Pace
-from flatout.records.words import duration, memory_size
+from flatout.records.words import duration
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
 from flatout.runtime.progress import StopRule
@@ -27,7 +27,7 @@ from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
-from flatout.tune.conclusions import WORTH
+from flatout.tune.confirming import confirm
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
 from flatout.tune.larger_batch import LargerBatch, larger_batch
@@ -35,7 +35,7 @@ from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
 from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured, gain, input_wait, pace_of
+from flatout.tune.pace import Measured, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
@@ -103,7 +103,9 @@ class _Tuner:
         if chosen:
             known = searched.measured if chosen == found else None
             with self._stage("confirming"):
-                chosen, confirmed = self._confirm(chosen, as_written, known)
+                done = confirm(self._measurer, chosen, as_written, known)
+            chosen, confirmed, self._input_wait = done.chosen, done.pace, done.input_wait
+            self._notes += done.notes
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
         repeats = can_repeat_batches(job)
@@ -328,39 +330,6 @@ class _Tuner:
         self._journal.write_losses(baseline, guard, proof)
         return chosen, guard, proof.unsafe
 
-    def _confirm(
-        self, chosen: tuple[Choice, ...], as_written: Pace, known: Measured | None
-    ) -> tuple[tuple[Choice, ...], Pace | None]:
-        """The plan in a process of its own; nothing where it is no better there than the baseline was."""
-        measured = known or self._measurer.measure("confirming the plan", chosen, as_written)
-        while measured.pace is not None and self._measurer.is_too_large(measured.pace) and chosen:
-            lighter = _lighter(chosen)
-            self._notes.append(
-                f"{memory_size(measured.pace.peak_bytes or 0)} is more than --max-memory: "
-                f"without {chosen[-1].words()}"
-            )
-            chosen = lighter
-            if chosen:
-                measured = self._measurer.measure("with less memory", chosen, as_written)
-        pace = measured.pace
-        self._input_wait = input_wait(measured)
-        if not chosen:
-            return (), None
-        if pace is None:
-            self._notes.append(f"the plan could not be confirmed: the run ended as {measured.outcome!r}")
-            return (), None
-        if self._request.goal == "memory" or self._measurer.is_too_large(as_written):
-            return chosen, pace  # a plan that fits is worth its time
-        if gain(as_written, pace) >= 1 + WORTH:
-            return chosen, pace
-        # The baseline ran minutes ago: has the machine become slower since?
-        now = self._measurer.measure("as written, once more", (), as_written).pace
-        if now is not None and gain(now, pace) >= 1 + WORTH:
-            self._notes.append("the machine became slower while tuning: other work runs on it")
-            return chosen, pace
-        self._notes.append("in a process of its own the plan was no faster, so there is none")
-        return (), None
-
 
 @dataclasses.dataclass(frozen=True)
 class _Searched:
@@ -399,14 +368,6 @@ def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
         return []
     least, most = f"{min(base_ms):.3g}", f"{max(base_ms):.3g}"
     return [f"other work runs on this machine: steps without levers took {least} to {most} ms while tuning"]
-
-
-def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Without what takes memory for speed: CUDA graphs first, then the last lever."""
-    last = chosen[-1]
-    if last.id == "compile" and last.settings.get("mode") != "default":
-        return (*chosen[:-1], dataclasses.replace(last, settings={"mode": "default"}))
-    return chosen[:-1]
 
 
 def _unconfirmed(trial: LeverTrial) -> LeverTrial:

@@ -91,6 +91,7 @@ def test_a_bounded_store_is_no_leak() -> None:
     assert "no leak; a step leaves at most" in str(report)
 
 
+@pytest.mark.full
 def test_a_cache_that_stops_growing_is_no_leak() -> None:
     cache: dict[int, Any] = {}
 
@@ -155,6 +156,7 @@ def holding(tracked: Callable[[], MemoryReport]) -> MemoryReport:
     return reports[-1]
 
 
+@pytest.mark.full
 def test_without_a_block_and_before_the_end() -> None:
     def tracked() -> MemoryReport:
         tracker, kept = flatout.MemoryTracker(), []
@@ -183,6 +185,7 @@ def test_the_holder_is_known_after_its_function_has_returned() -> None:
     assert holding(lambda: train().report()).holders[0].name == "of_train[...]"
 
 
+@pytest.mark.full
 def test_an_error_in_the_loop_passes_and_the_report_is_there() -> None:
     def tracked() -> MemoryReport:
         tracker, kept = flatout.MemoryTracker(), []

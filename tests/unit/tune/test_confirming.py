@@ -1,0 +1,107 @@
+"""A plan counts in a process of its own; one slow run among others on a busy machine is no verdict."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flatout.records.plan import Choice
+from flatout.records.tuning import Pace
+from flatout.tune.confirming import confirm
+from flatout.tune.pace import Measured, pace_of
+from tests.profiles import profile
+
+PLAN = (Choice(id="bf16"), Choice(id="compile", settings={"mode": "reduce-overhead"}))
+PACE = pace_of(profile())
+
+
+def at(rate: float | None, peak_bytes: int = 10) -> Pace | None:
+    if rate is None:
+        return None
+    return dataclasses.replace(PACE, samples_per_s=rate, step_ms=1000 / rate, peak_bytes=peak_bytes)
+
+
+class Runs:
+    """Runs of which the outcome is known, in their order."""
+
+    def __init__(self, *paces: Pace | None, goal: str = "throughput", most_bytes: int | None = None) -> None:
+        self.paces, self.asked = list(paces), []  # type: ignore[var-annotated]
+        self.request = SimpleNamespace(goal=goal)
+        self._most_bytes = most_bytes
+
+    def measure(self, what: str, levers: tuple[Choice, ...], _as_written: Pace) -> Measured:
+        self.asked.append((what, levers))
+        return Measured(self.paces.pop(0), None, "failed")
+
+    def is_too_large(self, pace: Pace) -> bool:
+        return self._most_bytes is not None and (pace.peak_bytes or 0) > self._most_bytes
+
+
+def confirmed(runs: Any, as_written: Pace | None = at(100.0), known: Measured | None = None) -> Any:
+    return confirm(runs, PLAN, as_written, known)  # type: ignore[arg-type]
+
+
+def test_a_plan_that_is_faster_is_measured_once() -> None:
+    runs = Runs(at(180.0))
+    found = confirmed(runs)
+    assert (found.chosen, found.pace.samples_per_s, found.notes) == (PLAN, 180.0, ())
+    assert len(runs.asked) == 1
+
+
+def test_what_is_known_is_not_measured_again() -> None:
+    runs = Runs()
+    assert confirmed(runs, known=Measured(at(180.0), None, "stopped")).chosen == PLAN
+    assert not runs.asked
+
+
+@pytest.mark.parametrize(
+    ("runs", "rate", "note"),
+    [
+        # The machine has become slower since the baseline, for both.
+        ((at(90.0), at(50.0)), 90.0, "became slower"),
+        # The plan's run was disturbed, the baseline's was not; the next one of the plan is not either.
+        ((at(90.0), at(100.0), at(180.0)), 180.0, "slowed some of the runs"),
+    ],
+)
+def test_a_disturbed_run_does_not_cost_the_plan(runs: tuple[Any, ...], rate: float, note: str) -> None:
+    found = confirmed(Runs(*runs))
+    assert found.chosen == PLAN
+    assert found.pace.samples_per_s == rate
+    assert note in found.notes[0]
+
+
+def test_a_plan_that_is_never_faster_is_none() -> None:
+    runs = Runs(at(90.0), at(101.0), at(99.0))
+    found = confirmed(runs)
+    assert (found.chosen, found.pace) == ((), None)
+    assert "no faster" in found.notes[0]
+    assert [what for what, _ in runs.asked] == [
+        "confirming the plan",
+        "as written, once more",
+        "the plan, once more",
+    ]
+
+
+def test_a_run_that_fails_leaves_no_plan() -> None:
+    found = confirmed(Runs(None))
+    assert found.chosen == ()
+    assert "ended as 'failed'" in found.notes[0]
+
+
+def test_what_takes_too_much_memory_goes_lever_by_lever() -> None:
+    runs = Runs(at(200.0, 99), at(150.0, 99), at(120.0, 10), most_bytes=50)
+    found = confirmed(runs)
+    assert found.chosen == (Choice(id="bf16"),)
+    assert [levers[1:] for _, levers in runs.asked] == [
+        PLAN[1:],
+        (Choice(id="compile", settings={"mode": "default"}),),
+        (),
+    ]
+    assert len(found.notes) == 2
+
+
+def test_a_plan_that_fits_is_worth_its_time() -> None:
+    slower = at(50.0, 10)
+    assert confirmed(Runs(slower, most_bytes=50), as_written=at(100.0, 99)).chosen == PLAN
+    assert confirmed(Runs(slower, goal="memory")).chosen == PLAN
