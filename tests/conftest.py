@@ -17,7 +17,7 @@ def pytest_configure() -> None:
 
 
 # What takes longest. At the end of a run, nobody should wait for one that has only begun.
-_FIRST = ("test_tune", "test_infer", "test_protect", "test_kills", "test_parallel_data", "test_lives")
+_FIRST = ("test_tune", "test_parallel", "test_microbatching_ranks", "test_optimize", "test_zoo", "test_serve")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

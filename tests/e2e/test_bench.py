@@ -72,6 +72,7 @@ def test_the_example_of_the_server_is_sent_and_the_knee_found(flatout: Run, url:
     assert any(tag == "polyline" for tag, _ in parsed(page.read_text()).tags)
 
 
+@pytest.mark.full
 def test_a_rate_beyond_what_is_possible_shows_as_waiting(flatout: Run, url: str) -> None:
     found = flatout("bench", "--json", url, "--rate", "100", "--duration", "2s")
     (point,) = json.loads(found.stdout)["points"]

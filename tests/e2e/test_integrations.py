@@ -44,7 +44,10 @@ def start(
     )
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
+@pytest.fixture(
+    scope="module",
+    params=["hugging_face", "lightning", pytest.param("accelerate", marks=pytest.mark.full)],
+)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     if importlib.util.find_spec(LIBRARIES[request.param]) is None:
         pytest.skip(f"{LIBRARIES[request.param]} is not installed")

@@ -119,6 +119,7 @@ def test_totals_carry_over_when_a_job_is_started_again_and_its_document_has_the_
     assert document["unknown"]["epoch_s"]
 
 
+@pytest.mark.full
 def test_a_job_that_is_killed_with_flatout_is_told_as_that(tmp_path: Path) -> None:
     with begun(tmp_path, steady(100_000)) as job:
         wait_for(tmp_path, lambda live: live["state"] == "training")

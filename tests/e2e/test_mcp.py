@@ -188,6 +188,7 @@ def test_a_server_that_is_killed_takes_its_commands_with_it(place: Place, number
     server.stdin.close()
 
 
+@pytest.mark.full
 def test_a_command_or_a_script_that_dies_is_an_error_and_nothing_more(place: Place) -> None:
     place.script(ENDLESS)
     place.script("import torch\nraise ValueError('\\x1b[31mred\\u202e')", "crashes.py")

@@ -79,6 +79,7 @@ def test_a_rank_that_dies_is_named_with_its_signal_and_nobody_is_left(tmp_path: 
     assert all_gone(tmp_path)
 
 
+@pytest.mark.full
 def test_a_rank_that_ends_by_itself_is_told_with_its_last_line(tmp_path: Path) -> None:
     link = measure_link(
         sabotage(tmp_path, "sys.stderr.write('no such device\\n'); sys.stderr.flush(); os._exit(3)"),
