@@ -36,10 +36,12 @@ def describe() -> dict[str, Any]:
 
 
 def write(subject: str, result: dict[str, Any], out: str | None) -> None:
-    """Write one dated result file."""
+    """Write one dated result file, or where `out` says: a file, or a folder that is there."""
     machine = describe()
     short = re.sub(r"[^a-z0-9]+", "-", machine["devices"][0].lower()).strip("-")
     path = Path(out) if out else RESULTS / f"{machine['date'][:10]}-{short}-{subject}.json"
+    if path.is_dir():
+        path /= f"{subject}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, **result}, indent=1) + "\n")
     print(f"wrote {path}")
