@@ -15,6 +15,7 @@ from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, with_settings
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
+from flatout.tune.conclusions import WORTH
 from flatout.tune.fingerprints import fingerprint, places_below
 from flatout.tune.limits import OUT_OF_TIME, TOO_SHORT
 from flatout.tune.pace import faster, gain
@@ -240,6 +241,12 @@ def _told(choice: Choice, ladder: Sequence[Rung]) -> Choice:
     )
 
 
+def _could_be_more_than_chance(trial: LeverTrial) -> bool:
+    """A lever that seemed to help, with an interval that says nothing."""
+    seemed = trial.verdict == "rejected" and (trial.measured_speedup or 0.0) >= 1 + WORTH
+    return seemed and trial.low is not None and trial.low < 1.0
+
+
 def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -> str:
     trials = stages.trials
     levers = ", ".join(choice.words() for choice in stages.chosen)
@@ -262,6 +269,11 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
             f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"
         )
         nothing = f"{count} made the job {'faster' if len(tried) > 1 else 'no faster'}"
+        perhaps = [trial for trial in tried if _could_be_more_than_chance(trial)]
+        if perhaps:
+            names = ", ".join(f"{trial.lever} {trial.measured_speedup:.2f}x" for trial in perhaps)
+            why = "steps vary too much for the time allowed: a longer --budget, or a quieter machine, tells"
+            return f"nothing is certain: {names} could be chance; {why}"
         return f"nothing gained: {nothing}; {over}" if over else f"nothing to gain: {nothing}"
     if over:
         return f"nothing gained: {over}"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from flatout.records.plan import Choice
-from flatout.records.tuning import GuardEvidence, Pace, Rung
-from flatout.tune.result import Stages, _best, _gain_of_the_loader, capped
+from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung
+from flatout.tune.result import Stages, _best, _gain_of_the_loader, _summary, capped
 from tests.profiles import profile
 
 
@@ -67,3 +67,22 @@ def test_a_plan_that_still_waits_goes_as_fast_as_its_own_run_went() -> None:
     assert best.step_ms == pytest.approx(62.0)
     assert [round(one.gain, 2) for one in ladder] == [round(185 / 121, 2), round(121 / 62, 2)]
     assert "waits for data" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "said"),
+    [
+        (1.35, 0.427, 4.262, "nothing is certain: bf16 1.35x could be chance"),
+        (1.004, 0.99, 1.01, "nothing to gain"),
+        (0.8, 0.3, 2.0, "nothing to gain"),
+    ],
+)
+def test_what_could_not_be_told_is_not_called_nothing(
+    speedup: float, low: float, high: float, said: str
+) -> None:
+    reason = "could be chance"
+    figures = {"measured_speedup": speedup, "low": low, "high": high}
+    trial = LeverTrial(lever="bf16", safety="numeric", verdict="rejected", reason=reason, **figures)
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=(trial,))
+    request: Any = None  # asked only where there is a plan
+    assert _summary(request, nothing, Pace(step_ms=1.0), 1.0).startswith(said)
