@@ -36,14 +36,14 @@ def _slowest(ranks: Sequence[RankUse], parts: Sequence[str]) -> Straggler:
     """By all of these parts together; named after the one in which it is furthest behind."""
     alone = {rank.rank: {part: _ms(rank, part) for part in parts} for rank in ranks}
     slow = max(ranks, key=lambda rank: sum(alone[rank.rank].values()))
-    others = [one for rank, one in alone.items() if rank != slow.rank]
-    behind = {part: alone[slow.rank][part] - statistics.median(one[part] for one in others) for part in parts}
-    part = max(behind, key=lambda name: behind[name])
+    own = alone.pop(slow.rank)
+    others = {part: statistics.median(one[part] for one in alone.values()) for part in parts}
+    part = max(parts, key=lambda name: own[name] - others[name])
     return Straggler(
         rank=slow.rank,
         part=part,
-        ms=alone[slow.rank][part],
-        others_ms=statistics.median(one[part] for one in others),
+        ms=own[part],
+        others_ms=others[part],
         step_ms=slow.step_ms or 0.0,
     )
 

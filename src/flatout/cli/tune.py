@@ -155,22 +155,21 @@ def command(
 
 def _earlier(run: str, command: "JobCommand") -> Path:
     """The folder of an earlier tuning of the same job."""
-    from flatout.records.errors import CallerMistake
+    from flatout.records.errors import CallerMistake, UnknownName
     from flatout.records.places import PROJECT_FOLDER
-    from flatout.records.runs import find_run, runs_under
+    from flatout.records.runs import find_run
     from flatout.tune.fingerprints import fingerprint
     from flatout.tune.journal import insist_on_the_same_job
 
-    root = Path(PROJECT_FOLDER)
-    if run == "latest":
-        earlier = [path for path in runs_under(root) if "-tune-" in path.name]
-        if not earlier:
-            raise CallerMistake(
-                "there is no earlier tuning here",
-                expected="a run of `flatout tune` in this folder",
-                remedy="leave --resume away",
-            )
-        run = max(path.name for path in earlier)
-    folder = find_run(root, run).path
+    try:
+        folder = find_run(Path(PROJECT_FOLDER), run, of="tune").path
+    except UnknownName as unknown:
+        if run != "latest":
+            raise
+        raise CallerMistake(
+            "there is no earlier tuning here",
+            expected="a run of `flatout tune` in this folder",
+            remedy="leave --resume away",
+        ) from unknown
     insist_on_the_same_job(folder, fingerprint(command, None, {}))
     return folder

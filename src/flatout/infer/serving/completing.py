@@ -22,7 +22,7 @@ from flatout.infer.serving.metrics import (
     Metric,
 )
 from flatout.infer.serving.predicting import leaving
-from flatout.infer.serving.problems import Problem, bad
+from flatout.infer.serving.problems import Problem, bad, too_many
 from flatout.infer.serving.tickets import Closing, Full
 from flatout.infer.serving.writing import Stream, Written, json_answer
 from flatout.records.serving import ServeOrder
@@ -159,13 +159,7 @@ class Completing:
 
     def _too_many(self, retry_after_s: float) -> Problem:
         self._texts.add(1, "refused")
-        return Problem(
-            429,
-            f"{self._engine.waiting} texts wait already",
-            expected="fewer at a time",
-            remedy=f"the same again in {retry_after_s:.3g} s",
-            retry_after_s=retry_after_s,
-        )
+        return too_many(f"{self._engine.waiting} texts", retry_after_s)
 
     def spelled(self, ids: list[int]) -> str:
         """Text, without the marks that are for the model alone."""

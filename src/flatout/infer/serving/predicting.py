@@ -12,7 +12,7 @@ from flatout.infer.serving.batching import Batcher
 from flatout.infer.serving.broken import lost_device
 from flatout.infer.serving.door import GONE, read_body, say, told_when_gone
 from flatout.infer.serving.metrics import HTTP_SECONDS, SIZES, Counter, Gauge, Histogram, Metric
-from flatout.infer.serving.problems import Problem, bad
+from flatout.infer.serving.problems import Problem, bad, too_many
 from flatout.infer.serving.specs import TensorSpec
 from flatout.infer.serving.tickets import Closing, Expired, Full, Ticket
 from flatout.infer.serving.wire import JSON, KINDS, Reader, answer, kind_of_answer
@@ -107,13 +107,7 @@ class Predicting:
 
     def _too_many(self, retry_after_s: float) -> Problem:
         self._items.add(1, "refused")
-        return Problem(
-            429,
-            f"{self.batcher.waiting} requests wait already",
-            expected="fewer at a time",
-            remedy=f"the same again in {retry_after_s:.3g} s",
-            retry_after_s=retry_after_s,
-        )
+        return too_many(f"{self.batcher.waiting} requests", retry_after_s)
 
     def _item(self, kind: str, body: bytes, shape: str) -> tuple[Any, Hashable]:
         if self._reader is not None:

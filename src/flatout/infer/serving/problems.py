@@ -60,6 +60,17 @@ class Problem(Exception):
         return found
 
 
+def too_many(waiting: str, retry_after_s: float) -> Problem:
+    """More than can be answered in time; when to come back."""
+    return Problem(
+        429,
+        f"{waiting} wait already",
+        expected="fewer at a time",
+        remedy=f"the same again in {retry_after_s:.3g} s",
+        retry_after_s=retry_after_s,
+    )
+
+
 def bad(received: str, expected: str, remedy: str = "GET /openapi.json says what is accepted") -> Problem:
     """The client's mistake."""
     return Problem(400, received, expected=expected, remedy=remedy)

@@ -104,23 +104,32 @@ JOBS: list[tuple[str, Callable[[], Run]]] = [
 @pytest.mark.parametrize("stopped_after", [3, 10])
 @pytest.mark.parametrize("make", [make for _, make in JOBS], ids=[name for name, _ in JOBS])
 def test_the_rest_comes_as_it_would_have_come(make: Callable[[], Run], stopped_after: int) -> None:
+    everything, seen, rest = stopped_and_resumed(make, stopped_after)
+    assert seen == everything[:stopped_after]
+    assert rest == everything[stopped_after:]
+
+
+def stopped_and_resumed(
+    make: Callable[[], Run], stopped_after: int
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """All batches of one job; those of another until it is stopped, and those after it was resumed."""
     whole = make()
     everything = whole.take(whole.loader(), stopped_after + 9)
     first = make()
     loader = first.loader()
     seen = first.take(loader, stopped_after)
-    assert seen == everything[:stopped_after]
     state, numbers = loader.state_dict(), random_states(torch)
     second = make()
     torch.rand(7)  # a new process has drawn other numbers by then
     resumed = second.loader()
     resumed.load_state_dict(state)
     put_back(torch, numbers)
-    assert second.take(resumed, 9) == everything[stopped_after:]
+    return everything, seen, second.take(resumed, 9)
 
 
 def test_a_generator_behind_the_sampler_of_batches_goes_on_in_later_passes() -> None:
-    test_the_rest_comes_as_it_would_have_come(lambda: Run(Drawn(), **sampler_behind_batches()), 13)
+    everything, seen, rest = stopped_and_resumed(lambda: Run(Drawn(), **sampler_behind_batches()), 13)
+    assert [*seen, *rest] == everything
 
 
 def halfway(data: Dataset[Any], **settings: Any) -> tuple[Run, dict[str, Any]]:
