@@ -7,8 +7,9 @@ import struct
 import sys
 from pathlib import Path
 
-# struct tcp_info of Linux: where tcpi_bytes_sent stands, and how long the answer then is (since 4.19).
-_BYTES_SENT_AT, _LONG_ENOUGH = 200, 208
+# struct tcp_info of Linux: where tcpi_bytes_sent stands, with tcpi_bytes_retrans behind it, and how long the
+# answer then is (since 4.19).
+_BYTES_SENT_AT, _LONG_ENOUGH = 200, 216
 _ASKED = 256
 
 
@@ -18,19 +19,21 @@ def can_count() -> bool:
 
 
 def sent_bytes() -> int:
-    """All bytes that the open connections of this process have sent, those that were sent twice included."""
+    """All bytes that the open connections of this process have sent; what had to be sent again counts once."""
     total = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("socket:"):
-                total += _of(int(entry.name))
+                # A copy of the descriptor: closing it leaves the owner's open.
+                with contextlib.closing(socket.socket(fileno=os.dup(int(entry.name)))) as copy:
+                    total += sent_by(copy)
     return total
 
 
-def _of(descriptor: int) -> int:
-    # A copy of the descriptor: closing it leaves the owner's open.
-    with contextlib.closing(socket.socket(fileno=os.dup(descriptor))) as copy:
-        answer = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED)
+def sent_by(connection: socket.socket) -> int:
+    """All bytes that one connection has sent."""
+    answer = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED)
     if len(answer) < _LONG_ENOUGH:
         return 0
-    return int(struct.unpack_from("Q", answer, _BYTES_SENT_AT)[0])
+    sent, again = struct.unpack_from("QQ", answer, _BYTES_SENT_AT)
+    return int(sent - again)
