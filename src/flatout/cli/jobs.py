@@ -15,10 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 JOB_SETTINGS = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
-def job_argument(command: F) -> F:
+def job_argument(command: F, *, required: bool = True) -> F:
     """SCRIPT [ARGS]..., as `words`."""
     return click.argument(
-        "words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."
+        "words", nargs=-1, required=required, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."
     )(command)
 
 

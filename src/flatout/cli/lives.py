@@ -68,6 +68,8 @@ class Lives:
         if goes_on_from is not None:
             self._output.notice(f"flatout: goes on from update {goes_on_from}")
         with new_run(self._output, "run") as folder:
+            if refuge is not None:
+                refuge.is_lived_in(folder.path)
             if refuge is not None and goes_on_from is None and self._wishes.rehearsal:
                 self._rehearse(refuge, folder)
             with self._followed(folder) as living, self._fed(folder, living):

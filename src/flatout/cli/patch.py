@@ -35,6 +35,8 @@ def command(plan_path: str, debug: bool) -> int:
     asked = click.get_current_context().find_root().obj
     if asked is not None:
         asked.update(debug=debug)
+    if plan_path == DEFAULT_PLAN and not Path(plan_path).exists():
+        _insist_on_a_gain()
     plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
     for text in dropped:
         click.echo(f"flatout: {text}", err=True)
@@ -53,3 +55,22 @@ def command(plan_path: str, debug: bool) -> int:
         )
     click.echo(as_text(plan, Path.cwd()), nl=False)
     return EXIT_DONE
+
+
+def _insist_on_a_gain() -> None:
+    """Where the last tuning found none there is no plan, and nothing is wrong."""
+    from flatout.records.errors import CallerMistake, FlatoutError
+    from flatout.records.places import PROJECT_FOLDER
+    from flatout.records.runs import find_run
+    from flatout.records.tuning import Tuning
+
+    try:
+        tuning = find_run(Path(PROJECT_FOLDER), "latest", of="tune").read("tune", 1, Tuning)
+    except FlatoutError:
+        return
+    if tuning.plan is None:
+        raise CallerMistake(
+            f"there is nothing to patch: the last tuning, {tuning.run}, found no gain",
+            expected="a tuning that found one",
+            remedy=f"flatout report {tuning.run}   # what it tried, and why nothing was kept",
+        )

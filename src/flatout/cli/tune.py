@@ -1,5 +1,7 @@
 """`flatout tune`."""
 
+import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,11 @@ def _names(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     return tuple(name for words in given for name in words.replace(",", " ").split())
 
 
+_job_argument = functools.partial(job_argument, required=False)  # with --resume alone, we can say more
+
+
 @click.command("tune", short_help=COMMANDS["tune"].purpose, context_settings=JOB_SETTINGS)
-@job_argument
+@_job_argument
 @click.option(
     "--budget",
     type=Duration(),
@@ -114,6 +119,8 @@ def command(
     from flatout.tune.request import TuneRequest, insist_on_known_levers
     from flatout.tune.tuning import tune_job
 
+    if not words:
+        raise _no_script(resume)
     insist_on_known_levers(only=only, skip=skip, allow=allow)
     if not Path(plan_path).absolute().parent.is_dir():
         raise CallerMistake(
@@ -138,7 +145,10 @@ def command(
             found = tune_job(request, folder.manifest.id, folder.path, progress)
         except KeyboardInterrupt:
             if (folder.path / COMPARISONS_FILE).exists():
-                output.notice("what was compared so far is kept: --resume latest goes on from here")
+                from flatout.cli.next_step.past_runs import past_run
+
+                again = past_run(folder).again(resume="latest")
+                output.notice(f"what was compared so far is kept; it goes on with: {again}")
             raise
         tuning, text = keep(found, folder, Path(plan_path), tuning_page)
     if output.as_json:
@@ -151,6 +161,21 @@ def command(
         output.notice(f"the picture: {tuning.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_INTERRUPTED if found.interrupted and found.plan is None else EXIT_DONE
+
+
+def _no_script(resume: str | None) -> Exception:
+    """What to type; of a tuning that is to be resumed the whole command is known."""
+    from flatout.cli.next_step.past_runs import past_run
+    from flatout.records.errors import CallerMistake, FlatoutError
+    from flatout.records.places import PROJECT_FOLDER
+    from flatout.records.runs import find_run
+
+    remedy = "flatout tune train.py"
+    if resume:
+        with contextlib.suppress(FlatoutError):
+            earlier = past_run(find_run(Path(PROJECT_FOLDER), resume, of="tune"))
+            remedy = earlier.again(resume=resume) if earlier.words else remedy
+    return CallerMistake("no script was named", expected="SCRIPT [ARGS]... after the options", remedy=remedy)
 
 
 def _earlier(run: str, command: "JobCommand") -> Path:

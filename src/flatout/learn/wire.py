@@ -19,7 +19,7 @@ def can_count() -> bool:
 
 
 def sent_bytes() -> int:
-    """All bytes that the open connections of this process have sent; what had to be sent again counts once."""
+    """All bytes that this process's open connections have sent; what had to be sent again counts once."""
     total = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

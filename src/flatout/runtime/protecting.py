@@ -11,9 +11,12 @@ from flatout.records.errors import CallerMistake
 from flatout.records.lock import folder_lock
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand
+from flatout.runtime.outliving import outliving
 
 _SCRIPT_FILE = "script.sha256"
 _REHEARSED_FILE = "rehearsed.sha256"
+# The run folder of the life that was begun last.
+_RUN_FILE = "run"
 
 
 class Refuge:
@@ -28,8 +31,10 @@ class Refuge:
     def begin(self, *, fresh: bool) -> int | None:
         """Make it ready; the update that the job will go on from, or None.
 
-        Raises CallerMistake where the script has changed since: it would not come to the same place.
+        Raises CallerMistake where the script has changed since, which would not come to the same place, and
+        where an earlier life still runs, whose Flatout was killed.
         """
+        self._insist_on_being_alone()
         if fresh:
             shutil.rmtree(self.path, ignore_errors=True)
         saved = checkpoints(self.path)
@@ -42,6 +47,21 @@ class Refuge:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / _SCRIPT_FILE, self._sha256.encode())
         return saved[0].step if saved else None
+
+    def _insist_on_being_alone(self) -> None:
+        with contextlib.suppress(OSError):
+            before = Path((self.path / _RUN_FILE).read_text())
+            job = outliving(before)
+            if job is not None:
+                raise CallerMistake(
+                    f"this job still runs as process {job.main.pid}: its Flatout was killed, it was not",
+                    expected="one such job at a time: two would save over each other",
+                    remedy=f"flatout stop {before.name}   # it saves and ends; the same command then goes on",
+                )
+
+    def is_lived_in(self, run_folder: Path) -> None:
+        """By the job of this run, from now on."""
+        write_atomically(self.path / _RUN_FILE, str(run_folder.resolve()).encode())
 
     def is_of_the_same_script(self) -> bool:
         """Whether what lies here was saved by the script as it is now; one that left no word counts as it."""

@@ -152,6 +152,20 @@ def test_of_several_scripts_the_one_that_is_called_train_comes_first(folder: Pat
     assert commands(found) == [f"flatout check {one.path}" for one in found.scripts]
 
 
+def test_what_measures_the_project_comes_behind_its_own_jobs(folder: Path) -> None:
+    for place in ("benchmarks/train.py", "examples/job.py"):
+        (folder / place).parent.mkdir()
+        (folder / place).write_text(TRAINING)
+    assert commands(look())[:2] == ["flatout check examples/job.py", "flatout check benchmarks/train.py"]
+
+
+def test_after_a_tuning_without_gain_the_job_is_run(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAINING)
+    a_run("tune", "train.py")
+    assert commands(look())[0] == "flatout run train.py"
+    assert "flatout tune train.py" not in commands(look())
+
+
 def test_a_script_that_infers_is_tuned_as_one(folder: Path) -> None:
     (folder / "predict.py").write_text(
         "import torch\nwith torch.inference_mode():\n    print(torch.nn.Linear(2, 2)(torch.ones(1, 2)))\n"

@@ -23,6 +23,7 @@ _LADDER = {
     "profile": "where its time goes, and how far it is from what this machine can do",
     "tune": "makes it faster without changing what it learns, and writes a plan",
 }
+_AT_ITS_TOP = "the whole job, watched: it is told when steps become slower, or stand still"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def _all(here: Here) -> Iterator[Suggestion]:
 def _while_it_runs(run: RunHere) -> Iterator[Suggestion]:
     yield Suggestion(command="flatout watch", why=f"flatout {run.command} {run.job} is running here".rstrip())
     yield Suggestion(command="flatout ps", why="who holds each GPU, and which processes belong to the job")
-    yield Suggestion(command=f"flatout stop {run.id}", why="ends it without losing its work")
+    yield Suggestion(command=f"flatout stop {run.id}", why="asks it to save and end")
 
 
 def _from_the_checkpoint(saved: CheckpointHere) -> Suggestion:
@@ -157,11 +158,15 @@ def _for_scripts(here: Here) -> Iterator[Suggestion]:
             yield Suggestion(command=here.command("tune --infer", script.path), why=why)
             continue
         done, job = _done_with(script, here)
-        todo = [name for name in _LADDER if name not in done] or ["tune"]
+        todo = [name for name in _LADDER if name not in done] or ["run"]
         perhaps = "it may train; " if script.likelihood == "possible" else ""
         # Of several scripts, which one is meant is not known: the first step of each.
         for name in todo if len(here.scripts) == 1 else todo[:1]:
-            why = f"the same for another: {script.reasons[1]}" if place else perhaps + _LADDER[name]
+            why = (
+                f"the same for another: {script.reasons[1]}"
+                if place
+                else perhaps + _LADDER.get(name, _AT_ITS_TOP)
+            )
             yield Suggestion(command=here.command(name, job), why=why)
 
 

@@ -55,13 +55,16 @@ def look_here(look: MachineLook | None = None) -> NextStep:
 
 
 def _running(root: Path, runs: tuple[PastRun, ...]) -> list[RunHere]:
-    """Runs that hold their folder's lock, with how far they are where they tell."""
-    found = [told(run) for run in runs if run.status == "running"]
+    """Runs under way, with how far they are where they tell; one whose Flatout was killed tells no more."""
+    found = [told(run) for run in runs if run.status in ("running", "orphaned")]
     if not found:
         return []
     live = {job.run: job for job in live_jobs(roots=(root,))}
+    orphaned = {run.folder.manifest.id for run in runs if run.status == "orphaned"}
     return [
-        dataclasses.replace(run, about=_how_it_is_doing(live[run.id])) if run.id in live else run
+        dataclasses.replace(run, about=_how_it_is_doing(live[run.id]))
+        if run.id in live and run.id not in orphaned
+        else run
         for run in found
     ]
 

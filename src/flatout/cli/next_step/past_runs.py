@@ -23,6 +23,9 @@ from flatout.records.runs import RunFolder, runs_under
 from flatout.records.tuning import ENDED_BY_CTRL_C, Tuning
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand, job_command
+from flatout.runtime.jobs_here import Job, jobs_in
+from flatout.runtime.outliving import outliving
+from flatout.runtime.process_table import read_table
 from flatout.runtime.protecting import Refuge
 from flatout.tune.fingerprints import fingerprint, script_of
 from flatout.tune.journal import COMPARISONS_FILE, insist_on_the_same_job
@@ -38,6 +41,7 @@ class PastRun:
     """A run of a job, with the words that it was started with."""
 
     folder: RunFolder
+    # As `status_of` has it; "orphaned" where the job outlived its Flatout.
     status: str
     # Flatout's own options, then the job as `job_command` takes it; and how it is really started, where
     # options ask for several processes.
@@ -77,6 +81,7 @@ class PastRun:
 
 def past_runs(root: Path, notes: list[str]) -> Iterator[PastRun]:
     """Runs of jobs, the newest first; what cannot be read is noted."""
+    jobs: list[Job] | None = None
     for path in itertools.islice(runs_under(root), _AT_MOST):
         try:
             folder = RunFolder.open(path)
@@ -85,7 +90,15 @@ def past_runs(root: Path, notes: list[str]) -> Iterator[PastRun]:
             notes.append(f"left out: {error.received}")
             continue
         if folder.manifest.command in JOB_COMMANDS:
-            yield PastRun(folder, status, *_taken_apart(folder.manifest.command, folder.manifest.arguments))
+            if status == "died":
+                jobs = jobs_in(read_table()) if jobs is None else jobs
+                status = "died" if outliving(folder.path, jobs) is None else "orphaned"
+            yield past_run(folder, status)
+
+
+def past_run(folder: RunFolder, status: str = "done") -> PastRun:
+    """A run of a job, with the words of its command line told apart."""
+    return PastRun(folder, status, *_taken_apart(folder.manifest.command, folder.manifest.arguments))
 
 
 def _taken_apart(name: str, arguments: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -128,6 +141,8 @@ def _outcome(run: PastRun) -> tuple[RunOutcome, str]:
     documents = run.folder.manifest.documents
     if run.status == "running":
         return "running", "it is running"
+    if run.status == "orphaned":
+        return "running", "it runs on, though its Flatout was killed"
     if "job" in documents:
         return _outcome_of_a_job(run.folder)
     if run.command == "tune" and (why := why_resumable(run)):

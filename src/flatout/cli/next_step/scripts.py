@@ -20,6 +20,7 @@ _LONGEST_S = 0.5
 _NOT_THEIRS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "build", "dist", "wandb", "mlruns", "tests", "test"}
 )
+_BESIDE = frozenset({"benchmark", "benchmarks", "bench", "scripts", "tools", "docs"})
 _MARKS = (b"torch", b"lightning", b"transformers", b"accelerate")
 _MODELS = (".safetensors", ".gguf", ".pt", ".pth")
 
@@ -148,8 +149,12 @@ def _judged(path: str, source: JobSource) -> ScriptHere | None:
     )
 
 
-def _rank(script: ScriptHere, depth: int) -> tuple[bool, bool, int, bool, str]:
-    """Trainings before inferences, likely ones first, near ones first, and one that is called `train`."""
-    named = Path(script.path).stem.lower()
+def _rank(script: ScriptHere, depth: int) -> tuple[bool, bool, bool, int, bool, str]:
+    """Trainings before inferences, likely ones first, near ones first, and one that is called `train`.
+
+    What only measures or serves the project comes behind its own jobs.
+    """
+    named, kind = Path(script.path).stem.lower(), script.kind != "training"
     is_named_so = "train" in named or named == "main"
-    return script.likelihood != "likely", script.kind != "training", depth, not is_named_so, script.path
+    is_beside = bool(_BESIDE & set(Path(script.path).parts[:-1]))
+    return script.likelihood != "likely", is_beside, kind, depth, not is_named_so, script.path
