@@ -101,6 +101,7 @@ def test_several_sizes_have_a_page_each(flatout: Run, tmp_path: Path) -> None:
         (("--snapshot", "m.pickle", "--batch", "8,16", "train.py"), "one batch size"),
         (("--snapshot", "m.pickle", "--load", "x.safetensors"), "one script"),
         (("--snapshot", "nowhere/m.pickle", "train.py"), "no folder 'nowhere'"),
+        (("--gpu", "h2000", "train.py"), "h2000"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

@@ -130,11 +130,13 @@ def command(
       flatout fit --hf llama/config.json --hf qwen/ --batch 1,8 --context 4096 --gpu l4,h100-80gb-sxm
       flatout fit --json train.py | jq .reserved_bytes
     """
+    from flatout.hardware.catalogue import select
     from flatout.memory.fit import Several, fit_job
     from flatout.records.errors import EXIT_DONE
     from flatout.report.fit import draw_fit, draw_sizes
 
     named = gpus.replace(",", " ").split()
+    select(named)  # a wrong name is told before anything is begun
     if snapshot is not None:
         _insist_on_one_job(snapshot, is_one=bool(words) and len(sizes) < 2)
     if files:

@@ -79,6 +79,8 @@ class Lives:
             if self._feed is not None:
                 done = dataclasses.replace(done, logged_to=self._feed.told())
             folder.write("job", 1, done)  # "run" is the manifest's name
+            if done.exit_code != 0 and done.asked is None:
+                folder.went_wrong()
         if refuge is not None and done.exit_code == 0:
             refuge.is_over()
         return done

@@ -56,6 +56,7 @@ class RunFolder:
     def __init__(self, path: Path, manifest: RunManifest) -> None:
         self.path = path
         self.manifest = manifest
+        self._went_wrong = False
 
     @classmethod
     def create(cls, root: Path, *, command: str, arguments: tuple[str, ...]) -> "RunFolder":
@@ -93,7 +94,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator["RunFolder"]:
-        """Hold the folder's lock; ends as "done", or as "failed" when an exception passes through."""
+        """Hold the folder's lock; ends as "done", or as "failed" after an exception or `went_wrong`."""
         with folder_lock(self.path):
             try:
                 yield self
@@ -104,7 +105,11 @@ class RunFolder:
                     # What went wrong first is what the user must hear.
                     error.add_note(f"and its run folder could not be marked as failed: {second.received}")
                 raise
-            self._update(status="done")
+            self._update(status="failed" if self._went_wrong else "done")
+
+    def went_wrong(self) -> None:
+        """What ran has failed, though we have not: the run counts as failed when it ends."""
+        self._went_wrong = True
 
     def write(self, name: str, version: int, body: Any) -> Path:
         """Write one document, and list it in the manifest."""

@@ -103,6 +103,14 @@ def test_the_status_goes_from_running_to_done(tmp_path: Path) -> None:
     assert not is_locked(run.path)
 
 
+def test_the_status_is_failed_when_what_ran_went_wrong(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with run.writing():
+        run.went_wrong()
+        assert on_disk(run)["status"] == "running"
+    assert on_disk(run)["status"] == run.manifest.status == "failed"
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_the_status_is_failed_when_an_exception_passes(tmp_path: Path, error: type[BaseException]) -> None:
     run = make(tmp_path)
