@@ -84,7 +84,7 @@ def _protection(done: JobRun, found: Protected) -> str:
     if found.saved_at is None and found.resumed_at is None:
         return "it ended before anything was saved"
     at = found.saved_at if found.saved_at is not None else found.resumed_at
-    return f"saved at update {at}; start the same command again to go on from there"
+    return f"start the same command again to go on from update {at}"
 
 
 def _words_on_cost(done: JobRun) -> list[str]:

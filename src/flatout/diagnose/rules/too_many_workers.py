@@ -19,7 +19,7 @@ def look(seen: Seen) -> Finding | None:
         return None
     return RULE.finding(
         f"a DataLoader has {workers} workers, and the job {cores} cores",
-        f"num_workers={max(1, int(cores) - 1)}, or fewer: flatout tune measures it",
+        f"num_workers={max(1, int(cores) - 1)}, or fewer; `flatout profile --loader` measures it",
     )
 
 

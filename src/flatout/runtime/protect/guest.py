@@ -183,7 +183,7 @@ class Protected:
         self._save(frame)
         assert self._checkpointer is not None
         self._checkpointer.wait()
-        self._quiet.say(f"saved at update {self._updates}; start the same command again to go on")
+        self._quiet.say(f"asked to stop: all is saved at update {self._updates}")
         raise Stopped(current().exit_code)
 
     # Saving
