@@ -24,6 +24,7 @@ from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 
 # What a training stands on; any other module may be the script's own.
 _NO_MODULE = re.compile(r"No module named '(torch|transformers|accelerate|lightning|pytorch_lightning)'")
+_NO_PART = re.compile(r"No module named '([A-Za-z_]\w*)[.\w]*'")
 TRIALS_FOLDER = "trials"
 # Updates that a script must make for recordings and a count after the second of them.
 _ENOUGH_TO_RECORD = 16
@@ -164,6 +165,15 @@ def insist_on_libraries(trial: Trial) -> None:
         )
 
 
+def _lies_here(trial: Trial) -> str:
+    """A package or module of the working folder that the script looked for in vain."""
+    missing = next(filter(None, map(_NO_PART.search, reversed(trial.said))), None)
+    if missing is None:
+        return ""
+    here = Path(missing[1]).is_dir() or Path(f"{missing[1]}.py").is_file()
+    return missing[1] if here else ""
+
+
 def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
     output = f"what it said is in {folder}"
     expected = "a script that trains: at least one optimizer.step()"
@@ -184,6 +194,13 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             "the script could not be started, or the process that keeps it was killed",
             "a command that can be started, and to be left alone",
             f"is the machine out of memory? dmesg | tail; {output}",
+        )
+    lies_here = _lies_here(trial)
+    if trial.outcome == "failed" and lies_here:
+        return (
+            f"the script does not find {lies_here}, which lies in this folder",
+            "a search path with it: Python adds the script's own folder, not the one that you are in",
+            f"PYTHONPATH=. flatout ...   # as you would for python itself; {output}",
         )
     if trial.outcome == "failed":
         first = f" ({trial.culprit})" if trial.culprit else ""

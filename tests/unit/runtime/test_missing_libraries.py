@@ -1,10 +1,13 @@
 """A script whose Python has no torch: that is said, and the script is not blamed."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
-from flatout.records.errors import EnvironmentProblem
+from flatout.records.errors import EnvironmentProblem, JobFailed
 from flatout.records.trial import Outcome, Shield, Trial
-from flatout.runtime.profiling import insist_on_libraries
+from flatout.runtime.profiling import insist_on_libraries, insist_on_updates
 
 
 def ended(outcome: Outcome, *said: str, command: tuple[str, ...] = ("/env/bin/python", "train.py")) -> Trial:
@@ -45,3 +48,19 @@ def test_a_shell_is_not_taken_for_the_python() -> None:
 )
 def test_anything_else_is_the_scripts_own(trial: Trial) -> None:
     insist_on_libraries(trial)
+
+
+def test_a_package_of_this_folder_that_is_not_found_is_told_how_it_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = "ModuleNotFoundError: No module named 'mygpt.model'"
+    trial = dataclasses.replace(ended("failed", said), exit_code=1)
+    with pytest.raises(JobFailed) as elsewhere:
+        insist_on_updates(trial, tmp_path)
+    assert "PYTHONPATH" not in elsewhere.value.remedy
+    (tmp_path / "mygpt").mkdir()
+    with pytest.raises(JobFailed) as here:
+        insist_on_updates(trial, tmp_path)
+    assert "does not find mygpt, which lies in this folder" in here.value.received
+    assert here.value.remedy.startswith("PYTHONPATH=. flatout")
