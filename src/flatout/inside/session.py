@@ -7,18 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flatout.inside import stopping
-from flatout.inside.autopsy import AutopsyTap
-from flatout.inside.backward import BackwardTap
 from flatout.inside.bench import Bench
 from flatout.inside.calls_as_steps import CallsTap
 from flatout.inside.cleanup import CleanupTap
-from flatout.inside.clipping import ClippingTap
-from flatout.inside.collector import CollectorTap
 from flatout.inside.compiler import CompilerTap
-from flatout.inside.copies import CopiesTap
 from flatout.inside.debugging.tap import DebugTap
 from flatout.inside.ending import Ending
 from flatout.inside.first_updates import LEARN_AT, FirstUpdates
@@ -34,7 +29,9 @@ from flatout.inside.looks import rise
 from flatout.inside.memory import MemoryTap
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
+from flatout.inside.rack import TAPS, Rack
 from flatout.inside.ranges import Ranges
+from flatout.inside.rank import RankPlace
 from flatout.inside.records_open import OpenRecords
 from flatout.inside.repeated_batches import RepeatedBatches
 from flatout.inside.same_random import draw_the_same
@@ -48,23 +45,6 @@ from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
 from flatout.records.session import RANKS_FOLDER, Order
 
-T = TypeVar("T")
-
-_TAPS: dict[str, Callable[["Session"], Tap]] = {
-    "steps": StepsTap,
-    "loader": LoaderTap,
-    "workers": WorkersTap,
-    "copies": CopiesTap,
-    "backward": BackwardTap,
-    "clipping": ClippingTap,
-    "forward": ForwardTap,
-    "memory": MemoryTap,
-    "collector": CollectorTap,
-    "compiler": CompilerTap,
-    "habits": HabitsTap,
-    "autopsy": AutopsyTap,
-    "cleanup": CleanupTap,
-}
 # Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
 # one in so many. Updates and evaluations are always seen.
 _EVERY_STEP = 256
@@ -77,6 +57,9 @@ class Session:
     def __init__(self, torch: Any, order: Order) -> None:
         self.torch = torch
         self.order = order
+        self._rack = rack = Rack()
+        # Taps by name and kind; what turns them off, or calls them so that nothing they raise gets out.
+        self.tap, self.fail, self.guarded, self.failed = rack.tap, rack.fail, rack.guarded, rack.failed
         self.log = EventLog()
         # How many of loader, model, backward and optimizer are under way.
         self.busy = 0
@@ -87,7 +70,6 @@ class Session:
         # Whether the parts of this step are logged at all: every step at first, then one in 32.
         self.watching = True
         self.ranges: Ranges | None = None
-        self.failed: dict[str, str] = {}
         self.updates = 0
         self.facts: dict[str, Any] = {}
         self.device: Any = None
@@ -109,7 +91,6 @@ class Session:
         self.in_backward = False
         self._memory: MemoryTap | None = None
         self._compiler: CompilerTap | None = None
-        self._taps: dict[str, Tap] = {}
         self._writer: EventWriter | None = None
         self.heart: Heart | None = None
         self._first_updates = FirstUpdates(self)
@@ -117,7 +98,7 @@ class Session:
         self._armed = False
         self._unsettled = False
         self._pid = os.getpid()
-        self._place = (0, 1)
+        self._place = RankPlace(torch)
 
     # Arming and leaving
 
@@ -133,8 +114,8 @@ class Session:
             except Exception as error:  # noqa: BLE001 - a torch without NVTX
                 self.fail("nvtx", error)
         for name in self.order.taps:
-            if name in _TAPS:
-                self._install(name, _TAPS[name])
+            if name in TAPS:
+                self._install(name, TAPS[name])
         self._memory = self.tap("memory", MemoryTap)
         self._compiler = self.tap("compiler", CompilerTap)
         self.habits = self.tap("habits", HabitsTap)
@@ -158,37 +139,12 @@ class Session:
         atexit.register(self.finish)
 
     def _install(self, name: str, make: Callable[["Session"], Tap]) -> None:
-        try:
-            tap = make(self)
-            tap.install()
-            self._taps[name] = tap
-        except Exception as error:  # noqa: BLE001 - a tap may fail alone
-            self.fail(name, error)
-
-    def tap(self, name: str, kind: type[T]) -> T | None:
-        """The tap of this name, unless it was not ordered or has failed."""
-        tap = self._taps.get(name)
-        return tap if isinstance(tap, kind) else None
-
-    def fail(self, name: str, error: Exception) -> None:
-        """Turn a tap off for good, and remember why."""
-        self.failed.setdefault(name, f"{type(error).__name__}: {error}")
-        tap = self._taps.pop(name, None)
-        if tap is not None:
-            tap.remove()
-
-    def guarded(self, name: str, call: Callable[..., Any], *args: Any) -> None:
-        """Call something of ours; whatever it raises turns the tap `name` off, and reaches nobody."""
-        if name not in self.failed:
-            try:
-                call(*args)
-            except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                self.fail(name, error)
+        self._rack.install(name, lambda: make(self))
 
     def enter_worker(self) -> WorkersTap | None:
         """This process is a loader's worker: take off all that has no part in making batches."""
-        self._taps.pop("same samples", None)
-        workers = self._taps.pop("workers", None)
+        self._rack.leave_on("same samples")
+        workers = self._rack.leave_on("workers")
         self.disarm()
         with contextlib.suppress(Exception):
             stopping.end_with_the_loop()
@@ -196,9 +152,7 @@ class Session:
 
     def disarm(self) -> None:
         """Take every tap off, leaving the process as it was found."""
-        for tap in list(self._taps.values())[::-1]:  # what was put on last covers what was there before
-            tap.remove()
-        self._taps.clear()
+        self._rack.remove_all()
         if self.calls is not None:
             self.calls.remove()
         if self._worker_loop is not None:
@@ -360,15 +314,8 @@ class Session:
     # What is known of the process
 
     def rank_and_world_size(self) -> tuple[int, int]:
-        """This process's place among the ranks; a group that has been destroyed since is remembered."""
-        distributed = getattr(self.torch, "distributed", None)
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self._place = (int(distributed.get_rank()), int(distributed.get_world_size()))
-        elif self._place[1] == 1:
-            rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-            if rank.isdigit() and size.isdigit():
-                self._place = (int(rank), int(size))
-        return self._place
+        """This process's place among the ranks."""
+        return self._place.look()
 
     def describe(self) -> dict[str, Any]:
         """What there is to know of this process, beside its steps."""
@@ -383,7 +330,7 @@ class Session:
             "arguments": sys.argv,
             "torch": str(self.torch.__version__),
             "updates": self.updates,
-            "taps": sorted(self._taps),
+            "taps": self._rack.names(),
             "failed_taps": self.failed,
             "loaders": loader.settings() if loader is not None else [],
             "in_loop": workers.totals() if workers is not None else None,
@@ -440,7 +387,7 @@ class Session:
         self.log.add(("start", time.perf_counter_ns()))
         self.updates = self.busy = 0
         self.in_backward, self.thread, self.watching = False, 0, True
-        self._place = (0, 1)
+        self._place.forget()
         if self._memory is not None:
             self._memory.points.clear()
         steps = self.tap("steps", StepsTap)
