@@ -34,7 +34,9 @@ def main() -> int:
         "100000",
     ]
     print(f"cd {FOLDER.name} && flatout {' '.join(words)}\n", flush=True)
-    return subprocess.run([sys.executable, "-m", "flatout", *words], cwd=FOLDER, check=False).returncode
+    done = subprocess.run([sys.executable, "-m", "flatout", *words], cwd=FOLDER, check=False)
+    print(f"\nThe files that it names lie in {FOLDER}; `flatout` is {Path(sys.executable).parent / 'flatout'}.")
+    return done.returncode
 
 
 if __name__ == "__main__":
