@@ -18,7 +18,7 @@ from flatout.records.codec import decode
 from flatout.records.link import AllReduceRate, PairRate, RanksLink, judged
 from tests.fakes.processes import wait_until_gone
 
-SHORT = Deadlines(quiet_s=3.0, whole_s=60.0)
+SHORT = Deadlines(quiet_s=5.0, whole_s=100.0)
 
 
 def two_processes(**environment: str) -> Peers:
