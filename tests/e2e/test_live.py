@@ -229,7 +229,7 @@ dist.destroy_process_group()
 @pytest.mark.full
 def test_two_ranks_are_seen_with_the_samples_of_both(tmp_path: Path) -> None:
     with begun(tmp_path, RANKS, "--nproc-per-node", "2") as job:
-        out, told = job.communicate(timeout=110)
+        out, told = job.communicate(timeout=250)
         assert job.returncode == 0, told + out
     live = live_of(tmp_path)
     assert live is not None

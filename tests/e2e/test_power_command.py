@@ -54,7 +54,7 @@ def job() -> Iterator[str]:
 def flatout(tmp_path: Path, environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*FLATOUT, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [*FLATOUT, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250
         )
 
     return run
@@ -239,7 +239,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
         env={**os.environ, "FLATOUT_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0
     assert "no GPU can be seen here" in done.stdout or "draws" in done.stdout

@@ -374,6 +374,6 @@ def test_the_description_holds_under_schemathesis(tmp_path: Path) -> None:
             text=True,
             cwd=tmp_path,
             env={**os.environ, "PYTHONWARNINGS": ""},
-            timeout=110,
+            timeout=250,
         )
         assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-1000:]

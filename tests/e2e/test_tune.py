@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_the_best_so_far(place: Place) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     tuning.send_signal(signal.SIGINT)
-    out, _ = tuning.communicate(timeout=100)
+    out, _ = tuning.communicate(timeout=250)
     found = json.loads(out)
     assert tuning.returncode == 0
     assert "Ctrl-C" in " ".join(found["notes"])

@@ -17,7 +17,7 @@ FLATOUT = [sys.executable, "-m", "flatout"]
 
 
 def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FLATOUT, *words], capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([*FLATOUT, *words], capture_output=True, text=True, timeout=250, **options)  # type: ignore[call-overload,no-any-return]
 
 
 class Terminal:

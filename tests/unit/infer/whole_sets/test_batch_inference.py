@@ -246,7 +246,7 @@ print(done.samples, done.computed, flush=True)
 
 def test_killed_at_any_moment_it_ends_with_the_very_same_files(tmp_path: Path) -> None:
     command = [sys.executable, "-c", JOB]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True, timeout=100)
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True, timeout=250)
     folder = tmp_path / "killed"
     for after_s in (0.2, 0.5):
         child = subprocess.Popen([*command, str(folder), "30"], stdout=subprocess.PIPE, text=True)
@@ -259,7 +259,7 @@ def test_killed_at_any_moment_it_ends_with_the_very_same_files(tmp_path: Path) -
     index = read_index(folder)
     before = index.samples if index is not None else 0
     assert before < 600
-    last = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, timeout=100)
+    last = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, timeout=250)
     assert last.stdout.split()[1:] == ["600", str(600 - before)]
     names = {path.name for path in (tmp_path / "whole").glob("part-*")}
     assert {path.name for path in folder.glob("part-*")} == names
