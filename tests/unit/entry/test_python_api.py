@@ -118,7 +118,6 @@ def test_evaluation_runs_as_written() -> None:
         assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 def test_workers_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     # They sleep, and need no cores: four are four times as fast on any machine.
     monkeypatch.setattr(loading, "worker_counts", lambda _host: [0, 1, 4])
