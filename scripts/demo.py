@@ -35,7 +35,9 @@ def main() -> int:
     ]
     print(f"cd {FOLDER.name} && flatout {' '.join(words)}\n", flush=True)
     done = subprocess.run([sys.executable, "-m", "flatout", *words], cwd=FOLDER, check=False)
-    print(f"\nThe files that it names lie in {FOLDER}; `flatout` is {Path(sys.executable).parent / 'flatout'}.")
+    print(
+        f"\nThe files that it names lie in {FOLDER}; `flatout` is {Path(sys.executable).parent / 'flatout'}."
+    )
     return done.returncode
 
 

@@ -79,7 +79,7 @@ class Detached:
                     process.kill()
 
 
-def until(look: Callable[[], T], what: str = "it") -> T:
+def until(look: Callable[[], T | None], what: str = "it") -> T:
     """What `look` gives, once it gives anything."""
     deadline = time.monotonic() + WAIT_S
     while not (found := look()):

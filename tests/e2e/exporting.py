@@ -93,7 +93,7 @@ class Exporting:
         return self.process.wait(WAIT_S)
 
 
-def until(look: Callable[[], T], what: str) -> T:
+def until(look: Callable[[], T | None], what: str) -> T:
     """What `look` finds, as soon as it finds something."""
     limit = time.monotonic() + WAIT_S
     while time.monotonic() < limit:

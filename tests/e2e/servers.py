@@ -27,6 +27,7 @@ class Server:
                 stderr=log,
                 env={**os.environ, **environment},
             )
+        self.folder = folder
         self._log = folder / "log"
         self.about = self._document()
         self.port = int(self.about["url"].rpartition(":")[2])
@@ -60,18 +61,28 @@ class Server:
         return status, json.loads(body)
 
     def raw(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def metric(self, name: str) -> float:
         text = self.ask("GET", "/metrics")[2].decode()
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
     def wait_for(self, name: str, value: float) -> None:
-        for _ in range(200):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             if self.metric(name) == value:
                 return
             time.sleep(0.05)
         raise AssertionError(f"{name} is {self.metric(name)}, not {value}")
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """A model that looks for this file waits as long as it is there."""
+        (self.folder / "hold").touch()
+        try:
+            yield
+        finally:
+            (self.folder / "hold").unlink()
 
     def end(self) -> int:
         if self.process.poll() is None:

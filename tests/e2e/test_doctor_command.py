@@ -109,7 +109,7 @@ def in_a_terminal(arguments: list[str], **environment: str) -> str:
             shown += chunk
         elif child.poll() is not None:
             break
-    child.wait(timeout=10)
+    child.wait(timeout=60)
     os.close(master)
     return shown.decode()
 

@@ -83,7 +83,7 @@ def python(words: list[str], place: Path, given: str = "") -> "subprocess.Comple
         cwd=place,
         # Temporary files go where the test looks for leftovers.
         env={**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(place)},
-        timeout=120,
+        timeout=250,
     )
 
 

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def export(folder: Path, *words: str, timeout: float = 110) -> Any:
+def export(folder: Path, *words: str, timeout: float = 250) -> Any:
     command = [sys.executable, "-m", "flatout", "export-model", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
 
@@ -92,7 +92,7 @@ def test_a_package_answers_like_its_module_without_it(folder: Path) -> None:
     (folder / "models.py").rename(folder / "gone.txt")
     try:
         loaded = subprocess.run(
-            [sys.executable, "-c", LOADS], cwd=folder, capture_output=True, text=True, timeout=100
+            [sys.executable, "-c", LOADS], cwd=folder, capture_output=True, text=True, timeout=250
         )
     finally:
         (folder / "gone.txt").rename(folder / "models.py")

@@ -39,7 +39,7 @@ def start(
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

@@ -21,7 +21,7 @@ MISSING = [name for name in TOOLS if shutil.which(name, path=f"{os.environ['PATH
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: no {', '.join(MISSING)}"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 
 CONFIGURATION = """

@@ -10,7 +10,7 @@ from tests.e2e.conftest import Run
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_measurement_is_printed_kept_drawn_and_read_again(flatout: Run, tmp_path: Path) -> None:
     # Other tests run beside this one: the machine is not quiet.
     first = flatout("limits", "--device", "cpu", "--json", "--accept-disturbed")

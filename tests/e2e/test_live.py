@@ -63,13 +63,36 @@ def wait_for(place: Path, is_it: Callable[[Live], bool], *, at_most_s: float = 6
     raise AssertionError(f"it never came so far: {live}")
 
 
+# Waits at three places until it was seen there, however seldom somebody looks.
+SEEN = (
+    QUICK
+    + """
+import os
+def until_seen(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+until_seen("starting")
+for number in range(250):
+    update()
+    time.sleep(0.02)
+    if number == 40:
+        until_seen("training")
+    if number == 80:
+        until_seen("later")
+"""
+)
+
+
 def test_a_job_is_seen_to_start_train_and_end(tmp_path: Path) -> None:
-    with begun(tmp_path, steady(250)) as job:
+    with begun(tmp_path, SEEN) as job:
         wait_for(tmp_path, lambda live: live["state"] == "starting" and not live["updates"])
+        (tmp_path / "starting").touch()
         first = wait_for(tmp_path, lambda live: live["state"] == "training" and live["updates"] > 20)
+        (tmp_path / "training").touch()
         assert first["pid"] == job.pid
         assert first["exit_code"] is None
         later = wait_for(tmp_path, lambda live: live["updates"] > first["updates"])
+        (tmp_path / "later").touch()
         assert later["state"] == "training"
         _, told = job.communicate(timeout=60)
         assert job.returncode == 0, told
@@ -206,7 +229,7 @@ dist.destroy_process_group()
 @pytest.mark.full
 def test_two_ranks_are_seen_with_the_samples_of_both(tmp_path: Path) -> None:
     with begun(tmp_path, RANKS, "--nproc-per-node", "2") as job:
-        out, told = job.communicate(timeout=110)
+        out, told = job.communicate(timeout=250)
         assert job.returncode == 0, told + out
     live = live_of(tmp_path)
     assert live is not None

@@ -139,9 +139,7 @@ def test_a_cancelled_call_leaves_no_process_and_the_next_one_is_answered(place: 
             await anyio.to_thread.run_sync(wait_until, lambda: is_training(place, "train.py"), "no training")
             group.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(
-                    wait_until, lambda: not others(place), "processes are left", 20
-                )
+                await anyio.to_thread.run_sync(wait_until, lambda: not others(place), "processes are left")
                 return await client.call_tool("explain", {"code": "F101"})
 
     assert anyio.run(talk).structured_content["findings"][0]["code"] == "F101"
@@ -182,9 +180,9 @@ def test_a_server_that_is_killed_takes_its_commands_with_it(place: Place, number
         server.stdin.flush()
     wait_until(lambda: is_training(place, "train.py"), "no training")
     server.send_signal(number)
-    code = server.wait(30)
+    code = server.wait(60)
     assert code == (-number if number == signal.SIGKILL else 128 + number)
-    wait_until(lambda: not processes_with(place.token), "processes are left", 30)
+    wait_until(lambda: not processes_with(place.token), "processes are left")
     server.stdin.close()
 
 
@@ -207,7 +205,7 @@ def test_a_command_or_a_script_that_dies_is_an_error_and_nothing_more(place: Pla
                 os.kill(command.pid, signal.SIGKILL)
             answers.append(await client.call_tool("check", {"script": "crashes.py"}))
             answers.append(await client.call_tool("explain", {}))
-            await anyio.to_thread.run_sync(wait_until, lambda: not others(place), "processes are left", 20)
+            await anyio.to_thread.run_sync(wait_until, lambda: not others(place), "processes are left")
             return answers
 
     killed, crashed, explained = anyio.run(talk)
@@ -272,7 +270,7 @@ def test_over_http_this_machine_alone_is_answered_and_only_with_the_token(place:
     async def talk() -> Any:
         headers = {"authorization": f"Bearer {token}"}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=30) as http,
+            httpx2.AsyncClient(headers=headers, timeout=60) as http,
             Client(streamable_http_client(url, http_client=http)) as client,
         ):
             return await client.call_tool("explain", {"code": "F101"})
@@ -281,7 +279,7 @@ def test_over_http_this_machine_alone_is_answered_and_only_with_the_token(place:
         assert url.startswith("http://127.0.0.1:")
         for headers in ({}, {"authorization": "Bearer wrong"}):
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(urllib.request.Request(url, b"{}", headers), timeout=10)
+                urllib.request.urlopen(urllib.request.Request(url, b"{}", headers), timeout=60)
         assert anyio.run(talk).structured_content["findings"][0]["code"] == "F101"
         elsewhere = {
             "authorization": f"Bearer {token}",
@@ -289,10 +287,10 @@ def test_over_http_this_machine_alone_is_answered_and_only_with_the_token(place:
             "content-type": "application/json",
         }
         with pytest.raises(urllib.error.HTTPError, match=r"421|403"):
-            urllib.request.urlopen(urllib.request.Request(url, b"{}", elsewhere), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(url, b"{}", elsewhere), timeout=60)
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
         server.stderr.close()
     assert processes_with(place.token) == {}
 

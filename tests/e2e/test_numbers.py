@@ -96,7 +96,7 @@ def test_without_the_option_losses_are_watched_and_told_of(flatout: Run, tmp_pat
     assert job(tmp_path)["updates"] is None
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_nan_on_one_rank_is_left_out_by_all(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANKS)
     torchrun = (
@@ -133,11 +133,11 @@ HEALTHY = {
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", HEALTHY)
 def test_healthy_scripts_learn_what_they_learn_bare(flatout: Run, tmp_path: Path, script: str) -> None:
     path = str(ZOO / f"{script}.py")
-    bare = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    bare = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=250)
     done = flatout("run", "--as-written", "--on-nan", "skip", path)
     assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
     updates = job(tmp_path)["updates"]

@@ -19,7 +19,7 @@ def in_a_shell(line: str, cwd: Path, **environment: str) -> subprocess.Completed
         text=True,
         cwd=cwd,
         env={**os.environ, "FLATOUT_CACHE_DIR": str(cwd / "cache"), **environment},
-        timeout=100,
+        timeout=250,
     )
 
 
@@ -70,7 +70,7 @@ def test_modules_of_the_users_are_not_ours_to_import(tmp_path: Path) -> None:
         ["limits", "--device", "cpu", "--dtype", "fp32", "--no-cache", "--json"],
     ):
         done = subprocess.run(
-            [str(script), *words], capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False
+            [str(script), *words], capture_output=True, text=True, cwd=tmp_path, timeout=250, check=False
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["schema"]

@@ -43,7 +43,7 @@ def run(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, how],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakes.nvml import NO_PERMISSION, NOT_SUPPORTED
@@ -53,7 +54,7 @@ def job() -> Iterator[str]:
 def flatout(tmp_path: Path, environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*FLATOUT, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [*FLATOUT, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250
         )
 
     return run
@@ -90,10 +91,8 @@ def until(true: Callable[[], bool]) -> bool:
 
 
 def watchdog_of(process: "subprocess.Popen[str]") -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return next(
-        int(pid) for pid in children if "monitor.power.watchdog" in Path(f"/proc/{pid}/cmdline").read_text()
-    )
+    children = psutil.Process(process.pid).children()
+    return next(one.pid for one in children if "monitor.power.watchdog" in " ".join(one.cmdline()))
 
 
 def test_a_sweep_tells_the_best_cap_and_leaves_the_limit_as_found(
@@ -155,7 +154,9 @@ def test_a_sweep_that_was_killed_with_its_watchdog_is_put_right_by_any_command(
     flatout: Callable[..., "subprocess.CompletedProcess[str]"],
     capped: "subprocess.Popen[str]",
 ) -> None:
-    os.kill(watchdog_of(capped), signal.SIGKILL)
+    watchdog = watchdog_of(capped)
+    capped.send_signal(signal.SIGSTOP)  # it would start another
+    os.kill(watchdog, signal.SIGKILL)
     capped.kill()
     capped.wait()
     assert machine.limit_mw() == 400_000
@@ -238,7 +239,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
         env={**os.environ, "FLATOUT_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0
     assert "no GPU can be seen here" in done.stdout or "draws" in done.stdout

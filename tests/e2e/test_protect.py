@@ -200,7 +200,7 @@ dist.destroy_process_group()
 def bare(tmp_path: Path, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "train.py"],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **environment}, timeout=100,
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **environment}, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

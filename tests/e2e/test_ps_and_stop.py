@@ -157,7 +157,7 @@ def test_ctrl_c_while_it_waits_leaves_the_job_alone(start: Start, tmp_path: Path
     ) as stop:
         job.noted("asked")
         stop.send_signal(signal.SIGINT)
-        _, error = stop.communicate(timeout=30)
+        _, error = stop.communicate(timeout=60)
     assert stop.returncode == 130
     assert "flatout ps" in error
     assert lives(main)

@@ -157,10 +157,15 @@ class Terminal:
     def wait(self) -> int:
         deadline = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):  # nothing to read, or nobody writes any more
-                self.said += os.read(self.master, 1 << 16)
+            self._read()
             time.sleep(0.02)
+        self._read()
         return self.process.wait(1)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nothing to read, or nobody writes any more
+            while chunk := os.read(self.master, 1 << 16):
+                self.said += chunk
 
 
 def test_ctrl_c_ends_the_job_as_it_would_without_us(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`flatout serve`: real processes, sockets and signals; every kind of client."""
 
+import contextlib
 import http.client
 import io
 import json
@@ -22,11 +23,14 @@ from tests.e2e.conftest import Run
 from tests.e2e.servers import Server, served
 
 MODEL = textwrap.dedent("""
-    import time
+    import os, time
     import torch
 
     class Odd(torch.nn.Module):
-        '''Says twice; refuses 13, breaks at 14, sleeps at 15, runs out of memory with three of 16.'''
+        '''Says twice; refuses 13, breaks at 14, sleeps at 15, runs out of memory with three of 16.
+
+        With 18 it waits as long as somebody holds it.
+        '''
 
         def forward(self, x):
             first = x[:, 0]
@@ -36,6 +40,8 @@ MODEL = textwrap.dedent("""
                 raise RuntimeError("secret words")
             if (first == 15).any():
                 time.sleep(0.5)
+            while (first == 18).any() and os.path.exists("hold"):
+                time.sleep(0.01)
             if (first == 16).sum() > 2:
                 raise torch.OutOfMemoryError("out of memory")
             return torch.where((x == 17), float("nan"), x * 2)
@@ -166,9 +172,10 @@ def test_odd_paths_and_methods_lead_nowhere(server: Server, method: str, path: s
     error(answer)
 
 
-def test_a_body_of_100_mb_is_refused_and_the_client_hears_of_it(server: Server) -> None:
+def test_a_body_of_32_mb_is_refused_and_the_client_hears_of_it(server: Server) -> None:
+    """More than lies in all buffers between the two; less than a busy server reads in its five seconds."""
     status, headers, body = server.ask(
-        "POST", "/predict", b"x" * (100 << 20), {"content-type": "application/json"}
+        "POST", "/predict", b"x" * (32 << 20), {"content-type": "application/json"}
     )
     assert status == 413
     assert headers["connection"] == "close"
@@ -193,23 +200,25 @@ def test_nonsense_in_place_of_http_is_answered_with_400(server: Server) -> None:
     ):
         with server.raw() as sock:
             sock.sendall(words)
-            sock.settimeout(15)
+            sock.settimeout(60)
             assert sock.recv(4096)[:12] in (b"HTTP/1.1 400", b"")
 
 
 def test_a_client_that_goes_is_dropped_from_the_queue(server: Server) -> None:
     before = server.metric('flatout_serve_items_total{outcome="left"}')
-    holding = threading.Thread(target=server.predict, args=(15,))
-    holding.start()
-    server.wait_for("http_server_active_requests", 2)  # this one, and the question itself
-    sock = server.raw()
-    body = b'{"inputs": {"x": [1, 2, 3, 4]}}'
-    sock.sendall(HEAD + b"content-length: %d\r\n\r\n%s" % (len(body), body))
-    server.wait_for("flatout_serve_queue_items", 1)
-    sock.close()
-    server.wait_for('flatout_serve_items_total{outcome="left"}', before + 1)
-    assert server.metric("flatout_serve_queue_items") == 0
-    holding.join()
+    computed = threading.Thread(target=server.predict, args=(18,))
+    with server.holding():
+        computed.start()
+        server.wait_for("http_server_active_requests", 2)  # this one, and the question itself
+        server.wait_for("flatout_serve_queue_items", 0)
+        sock = server.raw()
+        body = b'{"inputs": {"x": [1, 2, 3, 4]}}'
+        sock.sendall(HEAD + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+        server.wait_for("flatout_serve_queue_items", 1)
+        sock.close()
+        server.wait_for('flatout_serve_items_total{outcome="left"}', before + 1)
+        assert server.metric("flatout_serve_queue_items") == 0
+    computed.join()
 
 
 def test_too_many_are_refused_with_a_time_to_come_back_and_nobody_is_lost(tmp_path: Path) -> None:
@@ -272,20 +281,21 @@ def test_slow_clients_hold_nothing_but_their_own_connection(tmp_path: Path) -> N
             sock.sendall(b"POST /predict HTTP/1.1\r\nhost: a\r\nx-slow: ")
         body = socket.create_connection(("127.0.0.1", port))
         body.sendall(HEAD + b"content-length: 999\r\n\r\n{")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/ready")
         assert connection.getresponse().status == 200
-        body.settimeout(20)
+        body.settimeout(60)
         assert body.recv(4096).startswith(b"HTTP/1.1 408")
         for sock in heads:
-            sock.settimeout(20)
-            assert sock.recv(4096) == b""
+            sock.settimeout(60)
+            with contextlib.suppress(ConnectionResetError):  # where we were late, and wrote afterwards
+                assert sock.recv(4096) == b""
         for sock in (*heads, body):
             sock.close()
         connection.close()
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         process.stdout.close()
 
 
@@ -295,13 +305,14 @@ def test_after_sigterm_everything_accepted_is_answered_and_it_ends_with_0(tmp_pa
     found: list[int] = []
 
     def ask() -> None:
-        found.append(server.predict(15)[0])
+        found.append(server.predict(18)[0])
 
     threads = [threading.Thread(target=ask) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    server.wait_for("http_server_active_requests", 11)
-    server.process.send_signal(signal.SIGTERM)
+    with server.holding():
+        for thread in threads:
+            thread.start()
+        server.wait_for("http_server_active_requests", 11)
+        server.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
     assert found == [200] * 10
@@ -315,7 +326,7 @@ def test_a_server_whose_starter_is_killed_ends_by_itself(tmp_path: Path) -> None
     server = Server(tmp_path, "odd_model:make")
     server.process.kill()
     server.end()
-    for _ in range(200):
+    for _ in range(600):
         try:
             server.raw().close()
         except ConnectionRefusedError:
@@ -363,6 +374,6 @@ def test_the_description_holds_under_schemathesis(tmp_path: Path) -> None:
             text=True,
             cwd=tmp_path,
             env={**os.environ, "PYTHONWARNINGS": ""},
-            timeout=110,
+            timeout=250,
         )
         assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-1000:]

@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(folder / "tiny")
     with served(folder, "--llm", "tiny", "--rows", "3", "--queue", "4", "--timeout", "20s") as one:
         yield one
-        assert one.metric("flatout_serve_running_items") == 0
+        one.wait_for("flatout_serve_running_items", 0)
 
 
 def completed(server: Server, **asked: Any) -> tuple[int, Any]:
@@ -140,7 +140,7 @@ def test_models_are_listed_and_bad_requests_told(server: Server) -> None:
 
 def test_a_stream_that_nobody_reads_any_more_frees_its_row(server: Server) -> None:
     before = server.metric('flatout_serve_items_total{outcome="left"}')
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps({"prompt": "x", "max_tokens": 250, "stream": True, "ignore_eos": True})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     answer = connection.getresponse()

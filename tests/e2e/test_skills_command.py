@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_written_is_said(flatout: Run, tmp_path: Path) -
 def test_the_wheel_has_the_skills_in_it(tmp_path: Path) -> None:
     root = SKILLS.parent
     words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, root]
-    subprocess.run(words, check=True, timeout=110)
+    subprocess.run(words, check=True, timeout=250)
     [wheel] = tmp_path.glob("*.whl")
     subprocess.run(
         [sys.executable, "-m", "zipfile", "-e", wheel, tmp_path / "unpacked"], check=True, timeout=60
@@ -180,7 +180,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def _run(place: Place, line: str, fine: tuple[int, ...]) -> None:
     words = [sys.executable, "-m", "flatout", *words_of(line)]
     done = subprocess.run(
-        words, capture_output=True, text=True, cwd=place.work, env=place.environment(), timeout=110
+        words, capture_output=True, text=True, cwd=place.work, env=place.environment(), timeout=250
     )
     assert done.returncode in fine, (line, done.stderr[-2000:])
     if "--json" in line and done.returncode < 2:

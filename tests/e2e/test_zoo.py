@@ -96,7 +96,7 @@ def run(command: list[str], cwd: Path, order: Path | None) -> subprocess.Complet
             stdin=subprocess.DEVNULL,
             cwd=cwd,
             env=environment,
-            timeout=100,
+            timeout=250,
         )
         if TORCHS_OWN_ABORT not in done.stderr:
             break
@@ -359,7 +359,7 @@ def test_a_tap_that_fails_turns_itself_off_and_the_others_go_on(tmp_path: Path) 
     environment = {**os.environ, SESSION_VARIABLE: str(path), "OMP_NUM_THREADS": "1"}
     site = Path(__file__).parents[2] / "src" / "flatout" / "entry" / "site"
     environment["PYTHONPATH"] = os.pathsep.join([str(site), str(breaks), os.environ.get("PYTHONPATH", "")])
-    seen = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100)
+    seen = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=250)
     assert (seen.returncode, seen.stdout, seen.stderr) == (bare.returncode, bare.stdout, bare.stderr)
     [rank] = training_ranks(folder / RANKS_FOLDER)
     about = json.loads((rank / SESSION_FILE).read_text())

@@ -73,10 +73,19 @@ def serving(data: Path, *options: str, config: str = "") -> Iterator[str]:
         server.wait(30)
 
 
+_KEPT: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """One that nobody listens on, and that nobody else is given while these tests run.
+
+    Who says that addresses may be used again, as servers do, can listen on it all the same.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT.append(kept)
+    return int(kept.getsockname()[1])
 
 
 def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:

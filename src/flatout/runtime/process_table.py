@@ -163,7 +163,7 @@ class TableReader:
     def _again(self, pid: int) -> Seen | None:
         known = self._known.get(pid)
         try:
-            if known is None or (known.is_python and (self._looks + pid) % self.ANEW_EVERY == 0):
+            if known is None or _has_no_words_yet(known) or self._is_due(known):
                 return _seen(psutil.Process(pid))
             told = _told_by_the_kernel(pid)
             if told != self._told.get(pid):
@@ -174,6 +174,14 @@ class TableReader:
         except (OSError, psutil.NoSuchProcess):
             return None
         return known
+
+    def _is_due(self, known: Seen) -> bool:
+        return known.is_python and (self._looks + known.pid) % self.ANEW_EVERY == 0
+
+
+def _has_no_words_yet(known: Seen) -> bool:
+    """Whether it was seen in the middle of becoming a program: the kernel sets the words last."""
+    return not known.words and not known.of_the_kernel and not known.zombie
 
 
 def _changed(known: Seen, stat: Mapping[str, Any]) -> Seen:

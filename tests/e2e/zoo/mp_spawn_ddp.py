@@ -10,10 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def kept_port():
+    """Nobody else is given it before the first rank listens there."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    return kept
 
 
 def train(rank, world_size):
@@ -40,6 +42,8 @@ def train(rank, world_size):
 
 if __name__ == "__main__":
     os.environ["MASTER_ADDR"] = "127.0.0.1"
-    os.environ["MASTER_PORT"] = str(free_port())
+    port = kept_port()
+    os.environ["MASTER_PORT"] = str(port.getsockname()[1])
     torch.multiprocessing.spawn(train, args=(2,), nprocs=2)
+    port.close()
     print("both ranks are done")

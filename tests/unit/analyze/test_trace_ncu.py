@@ -166,7 +166,11 @@ PIECES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(pieces=PIECES)
 @example(pieces=['"ID","Kernel Name"\n', '"0","x', "\n" * 3, '"' * 7])
 @example(pieces=['"ID","Kernel Name","Metric Name","Metric Value"\n', '"0"\n', '"0","k"\n', '"0","k","m"\n'])
@@ -184,7 +188,11 @@ def test_whatever_a_file_holds_it_is_read_or_refused(pieces: list[str], tmp_path
             assert share is None or share >= 0
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.binary(max_size=400))
 def test_bytes_that_are_no_text_are_refused_or_read(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "k.csv"

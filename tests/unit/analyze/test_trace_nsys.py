@@ -105,7 +105,11 @@ MOMENTS = st.integers(0, 300).map(lambda tenths: tenths / 10)
 LENGTHS = st.integers(0, 60).map(lambda tenths: tenths / 10)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     happened=st.lists(
         st.tuples(st.sampled_from(["kernel", "copy", "fill", "data", "wait"]), MOMENTS, LENGTHS), max_size=25
@@ -257,7 +261,11 @@ def test_reports_in_their_tools_own_format_say_how_to_export_them(name: str, tmp
     assert name in raised.value.remedy
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(place=st.integers(16, 60_000), junk=st.binary(min_size=1, max_size=64))
 def test_damaged_anywhere_it_is_read_or_refused(place: int, junk: bytes, tmp_path: Path) -> None:
     run = Run()

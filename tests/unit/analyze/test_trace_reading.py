@@ -92,7 +92,11 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(events=EVENTS, cut=st.integers(1, 300), indent=st.none() | st.integers(0, 2), packed=st.booleans())
 def test_cut_anywhere_the_events_are_the_same(
     events: list[dict[str, Any]], cut: int, indent: int | None, packed: bool, tmp_path: Path
@@ -120,7 +124,11 @@ def test_cut_anywhere_the_events_are_the_same(
     assert found.skipped == 0
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(end=st.integers(0, 400), cut=st.integers(20, 200))
 def test_cut_off_anywhere_whole_events_are_read(end: int, cut: int, tmp_path: Path) -> None:
     text = trace(*({**KERNEL, "ts": n} for n in range(2))).encode()[:end]

@@ -62,7 +62,11 @@ def test_a_module_inside_is_run_as_one(root: Root) -> None:
     assert words == ["profile", "--json", "--module", "--", "package.train"]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     plan=st.text(max_size=20),
     arguments=st.lists(st.text(max_size=12) | st.sampled_from(["--python=/bin/sh", "--", "-m", "--json"])),

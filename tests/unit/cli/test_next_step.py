@@ -239,6 +239,18 @@ def test_only_so_many_files_are_parsed(folder: Path, monkeypatch: pytest.MonkeyP
     assert found.notes == ("this folder is large: the look at it ended after 3 files that name torch",)
 
 
+def test_the_first_files_are_looked_at_however_long_that_takes_and_the_rest_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts_room, "_LONGEST_S", -1.0)
+    (folder / "train.py").write_text(TRAINING)
+    few = scripts_room.scripts_in(Path())
+    assert ([one.path for one in few.found], few.notes) == (["train.py"], ())
+    for number in range(100):
+        (folder / f"{number}.bin").touch()
+    assert "the look at it ended after -1 s" in scripts_room.scripts_in(Path()).notes[0]
+
+
 def test_environments_and_tests_are_not_looked_into(folder: Path) -> None:
     for name in ("tests", ".hidden", "env"):
         (folder / name).mkdir()

@@ -49,7 +49,7 @@ def python(script: str, cwd: Path, **environment: str) -> "subprocess.CompletedP
         env={**{name: value for name, value in os.environ.items() if name != "RANK"}, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
 
 

@@ -218,9 +218,9 @@ def test_a_step_costs_microseconds() -> None:
     tracker.step()
     costs = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(50):
             tracker.step()
-        costs.append((time.perf_counter() - began) / 50)
+        costs.append((time.thread_time() - began) / 50)
     # About two; a busy machine and a scattered heap take their share.
     assert statistics.median(costs) < 1e-4

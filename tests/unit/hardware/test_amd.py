@@ -172,7 +172,7 @@ def test_functions_that_an_old_release_lacks_leave_only_their_fields_unknown() -
 
 def test_a_driver_that_blocks_gives_the_last_sample_marked_stale() -> None:
     library = FakeAmdSmi()
-    source = AmdSource(library, NO_TOOLS, read_timeout_s=0.2)
+    source = AmdSource(library, NO_TOOLS, read_timeout_s=1.5)
     devices = source.discover().devices
     before = source.sample(devices)
     library.blocked.add(1)

@@ -87,8 +87,11 @@ def test_a_hang_ends_at_the_deadline_and_takes_its_children_along(tmp_path: Path
         f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)\n",
     )
-    found = Probe("torch", program=source, timeout_s=3).result()
-    assert "no answer within 3 s" in found.problem
+    for seconds in (3, 60):
+        found = Probe("torch", program=source, timeout_s=seconds).result()
+        assert f"no answer within {seconds} s" in found.problem
+        if pid_file.exists():  # else this machine is so slow that it did not come to its child
+            break
     assert wait_until_gone(int(pid_file.read_text()))
 
 

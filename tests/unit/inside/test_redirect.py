@@ -81,7 +81,7 @@ class Trial:
             env={**os.environ, **variables},
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=250,
         )
 
     def told(self, kind: str) -> list[str]:

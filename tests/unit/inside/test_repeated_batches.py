@@ -200,7 +200,7 @@ def test_what_looks_ahead_finds_a_batch_ready(session: Session) -> None:
     iterator: Any = iter(DataLoader(Numbers(), batch_size=4, num_workers=1))
     for _ in range(6):
         next(iterator)
-    patience = time.monotonic() + 20
+    patience = time.monotonic() + 60
     while not workers_have_one(iterator) and time.monotonic() < patience:
         time.sleep(0.01)
     assert workers_have_one(iterator)

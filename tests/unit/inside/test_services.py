@@ -74,7 +74,7 @@ class Job:
                 "HOME": str(self.scratch),
                 **environment,
             },
-            timeout=100,
+            timeout=250,
         )
         assert done.returncode == 0, done.stderr
         lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
@@ -215,7 +215,7 @@ def test_the_variables_alone_keep_wandb_at_home(job: Job) -> None:
         cwd=job.user,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.stdout == "True\n", done.stderr
     assert job.left_behind() == []

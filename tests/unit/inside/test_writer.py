@@ -48,7 +48,7 @@ def events_in(writer: EventWriter) -> list[Any]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -74,6 +74,7 @@ def test_what_is_left_is_written_at_the_end(make: Make, log: EventLog) -> None:
     for place in range(1000):
         log.add(("step", place))
     writer.close()
+    writer.pause()  # its thread may have been about to write
     assert events_in(writer) == [["step", place] for place in range(1000)]
     assert json.loads((writer.folder / SESSION_FILE).read_text()) == {"updates": 3}
     assert sorted(path.name for path in writer.folder.iterdir()) == [EVENTS_FILE, SESSION_FILE]
@@ -116,7 +117,7 @@ def test_a_paused_writer_has_no_thread_and_goes_on_where_it_was(make: Make, log:
     before = writers()
     writer = make()
     writer.pause()
-    assert writers() == before
+    assert not writers() - before
     log.add(("step", 1))
     time.sleep(0.05)
     assert events_in(writer) == []

@@ -70,7 +70,7 @@ def test_every_thread_is_moved_and_comes_back(lever: Any) -> None:
     go, seen = threading.Event(), {}
 
     def work(name: str) -> None:
-        go.wait(10)
+        go.wait(60)
         seen[name] = os.sched_getaffinity(0)
 
     before = threading.Thread(target=work, args=("before",))

@@ -27,7 +27,7 @@ def sabotage(tmp_path: Path, body: str) -> Target:
     return cpu_target(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_cpu_is_measured_with_plausible_figures_and_stages_in_order() -> None:
     stages: list[tuple[str, int, int]] = []
     [found] = measure_devices(
@@ -74,8 +74,11 @@ def test_an_exception_is_told_with_its_last_line(tmp_path: Path) -> None:
 
 def test_a_hang_ends_at_the_deadline_and_leaves_no_process(tmp_path: Path) -> None:
     target = sabotage(tmp_path, "time.sleep(600)")
-    with pytest.raises(ChildFailed, match="no result within 2 s"):
-        measure_devices([Job(target, ("fp32",))], timeout_s=2)
+    for seconds in (2, 60):
+        with pytest.raises(ChildFailed, match=f"no result within {seconds} s"):
+            measure_devices([Job(target, ("fp32",))], timeout_s=seconds)
+        if (tmp_path / "pid").exists():  # else this machine is so slow that it did not come to say who it is
+            break
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
 

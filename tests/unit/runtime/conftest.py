@@ -62,6 +62,13 @@ def tmp_house(who: Who) -> Iterator[House]:
         yield made
 
 
+def patient(grace_s: float) -> str:
+    """A keeper that gives more time to what ends by itself: on a busy machine, a second may not do."""
+    return (
+        f"import sys, flatout.runtime.keeper as keeper; keeper._GRACE_S = {grace_s}; sys.exit(keeper.main())"
+    )
+
+
 @pytest.fixture
 def keep() -> Iterator[Callable[..., Kept]]:
     """Starts keepers; whatever the test did, they and their jobs are gone afterwards."""
@@ -74,12 +81,14 @@ def keep() -> Iterator[Callable[..., Kept]]:
         *,
         wrapper: Sequence[str] = (),
         preexec: Callable[[], None] | None = None,
+        grace_s: float | None = None,
         **changes: Any,
     ) -> Kept:
         job = make_job(who, house, command, **changes)
         switch = who.switches and not wrapper
+        keeper = ["-m", "flatout.runtime.keeper"] if grace_s is None else ["-c", patient(grace_s)]
         process = subprocess.Popen(
-            [*wrapper, who.python, "-P", "-m", "flatout.runtime.keeper"],
+            [*wrapper, who.python, "-P", *keeper],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Below the overlay, if the keeper failed to leave it.

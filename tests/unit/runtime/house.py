@@ -24,7 +24,7 @@ from flatout.runtime.job import Job
 from flatout.runtime.scratch import remove_folder
 from flatout.runtime.shield import ShieldRequest
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 SOURCE = Path(__file__).parents[3] / "src"
 NOBODY = 65534
 MARK = f"test-{os.getpid()}"

@@ -212,7 +212,7 @@ def test_the_death_of_the_process_that_holds_the_pipe_ends_every_process(
 
 def test_children_that_end_by_themselves_are_waited_for(keep: Keep, who: Who, house: House) -> None:
     job = "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])"
-    kept = keep(who, house, job)
+    kept = keep(who, house, job, grace_s=60.0)
     started(kept)
     event = kept.ended()
     assert (event["exit_code"], event["killed"]) == (0, [])

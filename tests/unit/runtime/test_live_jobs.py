@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -86,7 +87,7 @@ def test_one_that_is_silent_while_its_writer_lives_is_told_as_that(tmp_path: Pat
     write(tmp_path, "one", age_s=40, started_at_unix_s=time.time() + 1)
     [job] = live_jobs(roots=[tmp_path])
     assert job.state == "stalled"
-    assert job.state_reason.startswith("no news for 40 s")
+    assert re.match(r"no news for [4-9]\d s", job.state_reason)  # it took us some time to look
 
 
 def test_processes_of_other_machines_are_not_ours_to_see(tmp_path: Path, gone_pid: int) -> None:

@@ -14,7 +14,7 @@ from flatout.runtime import pinned
 from flatout.runtime.pinned import Pin
 from flatout.runtime.process_table import Seen, has_ended, read_table, start_of
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """The table of processes tells what it must of real ones."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from flatout.records.errors import EnvironmentProblem
 from flatout.runtime import process_table
 from flatout.runtime.process_table import TableReader, read_table, was_handed_over
 from tests.detached import Detached
+from tests.fakes.processes import sleeping
 
 FORKS = """
 import time
@@ -67,8 +70,10 @@ def test_a_machine_whose_processes_are_hidden_is_an_error(monkeypatch: pytest.Mo
 def test_a_second_look_tells_the_same_and_what_has_changed() -> None:
     reader = TableReader()
     before = reader().by_pid[os.getpid()]
-    sum(range(3_000_000))
-    with subprocess.Popen(["sleep", "600"]) as child:
+    until_s = time.process_time() + 0.1  # the kernel tells it in hundredths
+    while time.process_time() < until_s:
+        pass
+    with sleeping() as child:
         table = reader()
         child.kill()
         child.wait()
@@ -97,7 +102,7 @@ def test_a_process_that_became_another_program_is_read_anew() -> None:
 
 def test_only_python_is_looked_at_as_a_whole_again(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = TableReader()
-    with subprocess.Popen(["sleep", "600"]) as child:
+    with sleeping() as child:
         reader()
         looked: list[int] = []
         whole = process_table._seen
@@ -107,3 +112,13 @@ def test_only_python_is_looked_at_as_a_whole_again(monkeypatch: pytest.MonkeyPat
         child.kill()
     assert child.pid not in looked
     assert os.getpid() in looked
+
+
+def test_one_that_was_seen_before_it_had_its_words_is_looked_at_again() -> None:
+    reader = TableReader()
+    with sleeping() as child:
+        table = reader()
+        # As the kernel shows it for a moment, while it becomes a program.
+        table.by_pid[child.pid] = dataclasses.replace(table.by_pid[child.pid], words=(), variables={})
+        assert reader().by_pid[child.pid].words == ("sleep", "600")
+        child.kill()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 
 import psutil
@@ -11,7 +10,7 @@ import pytest
 from flatout.records.session import KEEPER_VARIABLE
 from flatout.runtime.job import keeper_value
 from flatout.runtime.processes import end_job_of
-from tests.fakes.processes import wait_until_gone
+from tests.fakes.processes import sleeping, wait_until_gone
 from tests.unit.runtime.house import (
     MARK,
     WAIT_S,
@@ -69,7 +68,7 @@ def test_only_the_job_with_this_keeper_and_mark_is_ended() -> None:
     environments = [{**os.environ, KEEPER_VARIABLE: value} for value in values]
     # The text alone, in another variable, is not enough.
     environments.append({**os.environ, "OTHER": f"{KEEPER_VARIABLE}={values[0]}"})
-    children = [subprocess.Popen(["sleep", "600"], env=environment) for environment in environments]
+    children = [sleeping(**environment) for environment in environments]
     try:
         assert end_job_of(os.getpid(), "mark") == [children[0].pid]
         assert children[0].wait(WAIT_S) == -signal.SIGKILL

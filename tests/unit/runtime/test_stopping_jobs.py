@@ -43,7 +43,8 @@ signal.signal(signal.SIGTERM, save)
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start("a", SOURCE)`: a job in a folder of that name, known as training by its session."""
     monkeypatch.setattr(stopping_jobs, "_BY_THEMSELVES_S", 0.5)
-    monkeypatch.setattr(stopping_jobs, "_TOLD_S", 1.0)
+    # Nobody here takes as long who is not to be killed.
+    monkeypatch.setattr(stopping_jobs, "_TOLD_S", 60.0)
     started: list[Detached] = []
 
     def begin(name: str, source: str, *arguments: str, **variables: str) -> Detached:
@@ -62,7 +63,7 @@ def look(tmp_path: Path) -> Callable[[], Table]:
     return lambda: table_of(tmp_path)
 
 
-def stop(look: Callable[[], Table], *wanted: str, grace_s: float = 20.0) -> StoppedJob:
+def stop(look: Callable[[], Table], *wanted: str, grace_s: float = 60.0) -> StoppedJob:
     table = look()
     [done] = end_all(targets_for(wanted, table, jobs_in(table)), grace_s, look=look)
     return done
@@ -165,13 +166,22 @@ import signal, subprocess, sys, time
 def breed(number, frame):
     late = subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
     open("late.part", "w").write(str(late.pid)); os.replace("late.part", "late")
-    time.sleep(1)
+    while not os.path.exists("seen"):
+        time.sleep(0.01)
     sys.exit(0)
 signal.signal(signal.SIGTERM, breed)
 """
     job = start("a", breeds + WAITS)
     main = job.noted("main")
-    done = stop(look, str(main))
+
+    def looking() -> Table:
+        is_there = (job.folder / "late").exists()
+        table = look()
+        if is_there:
+            (job.folder / "seen").touch()
+        return table
+
+    done = stop(looking, str(main))
     late = job.noted("late")
     assert "started meanwhile" in of(done, late).why
     assert not lives(late)

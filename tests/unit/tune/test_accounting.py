@@ -1,6 +1,5 @@
 """What a run cost, put together from what was followed; unknown with its reason where no GPU trained."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flatout.runtime.live_document import Promise
 from flatout.runtime.living import Living
 from flatout.runtime.own_devices import OwnDevices
 from flatout.tune.accounting import promise_of, with_account
+from tests.detached import until
 from tests.fakes.training_devices import H200_UUID, TwoBusyGpus
 from tests.unit.analyze.events import MS, START, loader, training, write_rank
 
@@ -29,7 +29,7 @@ def lived(folder: Path, about: dict[str, Any]) -> Living:
     with Living(folder, Promise(name="a"), devices=OwnDevices([TwoBusyGpus()]), every_s=0.02) as living:
         with living.life(folder / "job"):
             write_rank(folder / "job", events, about)
-            time.sleep(0.2)
+            until(lambda: living.own.energy().joules or about["device"] == "cpu", "energy")
         living.ended(0, None)
     return living
 

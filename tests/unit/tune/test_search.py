@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import re
 import time
 
 import pytest
@@ -223,10 +224,7 @@ def test_autotuning_needs_three_times_as_long_as_the_first_mode_took(left_s: flo
     assert (trial.verdict == "kept") == is_tried
     if not is_tried:
         assert trial.verdict == "skipped"
-        assert trial.reason in (
-            "about 60 s to compile, 80 s are left",
-            "about 60 s to compile, 79 s are left",
-        )
+        assert re.fullmatch(r"about 60 s to compile, (80|[67]\d) s are left", trial.reason)
         assert names(finder) == ["compile (reduce-overhead)"]
 
 

@@ -123,14 +123,14 @@ def test_runs_that_nobody_needs_end_wherever_they_are(tmp_path: Path) -> None:
         all_turns.end_all()
         with pytest.raises(NotNeeded):
             running.result(timeout=60)
-    assert not any(str(script) in " ".join(process.cmdline()) for process in living())
+    assert not any(str(script) in words for words in running_now())
 
 
-def living() -> Iterator[psutil.Process]:
+def running_now() -> Iterator[str]:
+    """What processes were started with; those of others may end while we look."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            process.cmdline()
-            yield process
+            yield " ".join(process.cmdline())
 
 
 def test_waiting_for_a_turn_is_not_starting_slowly(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ _MOST_ENTRIES = 5000
 _MOST_PARSED = 60
 _LARGEST_BYTES = 1 << 20
 _LONGEST_S = 0.5
+# These are looked at whatever the time: a small folder on a busy machine is not a large one.
+_FIRST_LOOKS = 20
 # Never a job of the user's own.
 _NOT_THEIRS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "build", "dist", "wandb", "mlruns", "tests", "test"}
@@ -40,6 +42,7 @@ class _Budget:
 
     def __init__(self) -> None:
         self._entries, self._parsed = _MOST_ENTRIES, _MOST_PARSED
+        self._looks = 0
         self._until = time.monotonic() + _LONGEST_S
         self.spent = ""
 
@@ -52,7 +55,8 @@ class _Budget:
         return self._is_left(self._parsed >= 0, f"{_MOST_PARSED} files that name torch")
 
     def _is_left(self, left: bool, what: str) -> bool:
-        late = time.monotonic() > self._until
+        self._looks += 1
+        late = self._looks > _FIRST_LOOKS and time.monotonic() > self._until
         if not left or late:
             self.spent = self.spent or (f"{_LONGEST_S:g} s" if left else what)
         return left and not late

@@ -74,7 +74,7 @@ def generating() -> Iterator[int]:
 
 
 def names_of(tensors: list[Any]) -> set[tuple[str, str]]:
-    search = Search(tensors, deadline=time.monotonic() + 20)
+    search = Search(tensors, deadline=time.monotonic() + 60)
     found = search.go()
     assert search.complete
     assert set(found) == set(range(len(tensors)))

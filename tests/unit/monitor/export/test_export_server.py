@@ -39,7 +39,7 @@ def serving(exporter: Exporter, security: Security = Security()) -> Iterator[Met
         thread.start()
         yield server
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 def steady(frame: Frame | None = None) -> Exporter:
@@ -48,7 +48,7 @@ def steady(frame: Frame | None = None) -> Exporter:
 
 
 def get(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     connection.request(
         "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
     )
@@ -113,7 +113,7 @@ def test_health_says_when_nobody_looks_any_more() -> None:
 
 def test_a_connection_is_kept_for_many_scrapes() -> None:
     with serving(steady()) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         ports = set()
         for _ in range(50):
             connection.request("GET", "/metrics")
@@ -143,7 +143,7 @@ def test_unknown_paths_and_methods_are_refused() -> None:
     with serving(steady()) as server:
         assert get(server, "/etc/passwd")[0] == 404
         assert get(server, "/metrics?x=" + "y" * 200)[0] == 200
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.request("DELETE", "/metrics")
         assert connection.getresponse().status == 501
         connection.close()
@@ -157,9 +157,10 @@ def test_garbage_on_the_line_harms_nobody_else() -> None:
             b"A" * 70_000,
             b"GET / HTTP/9.9\r\n\r\n",
         ):
-            with socket.create_connection(("127.0.0.1", server.server_port), timeout=5) as raw:
+            raw = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
+            with raw, contextlib.suppress(ConnectionError):  # it may hang up before it has heard all of it
                 raw.sendall(line)
-        half = socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+        half = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
         half.sendall(b"GET /metr")
         assert get(server)[0] == 200
         half.close()
@@ -209,9 +210,9 @@ def test_tls_is_served_and_a_client_that_stalls_in_the_handshake_stalls_itself(
     cert, key = certificate
     with serving(steady(), security_from(tls_cert=cert, tls_key=key)) as server:
         assert server.url.startswith("https://127.0.0.1:")
-        silent = socket.create_connection(("127.0.0.1", server.server_port), timeout=5)
+        silent = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
         trust = ssl.create_default_context(cafile=str(cert))
-        connection = http.client.HTTPSConnection("127.0.0.1", server.server_port, context=trust, timeout=20)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.server_port, context=trust, timeout=60)
         connection.request("GET", "/metrics")
         assert connection.getresponse().status == 200
         connection.close()

@@ -81,7 +81,7 @@ def trained(folder: Path, how: str, ranks: int, steps: int, *stop: str) -> list[
         str(steps),
         *stop,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(Path(f"{folder}-{rank}.json").read_text()) for rank in range(ranks)]
 

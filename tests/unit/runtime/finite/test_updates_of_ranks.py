@@ -93,7 +93,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, *launcher, str(folder / "train.py"), str(folder)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as started:
         try:
-            _, told = started.communicate(timeout=100)
+            _, told = started.communicate(timeout=250)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)

@@ -153,9 +153,14 @@ def said_by(call: Callable[[], Any]) -> str:
 
 def played_by(ranks: int, script: str, folder: Path) -> list[dict[str, Any]]:
     """Start ranks of a file as torchrun would; what each wrote."""
+    # Kept until they have ended, so that nobody else is given it before the first rank listens there.
     with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return _played_at(free.getsockname()[1], ranks, script, folder)
+
+
+def _played_at(port: int, ranks: int, script: str, folder: Path) -> list[dict[str, Any]]:
     common = {
         **os.environ,
         "WORLD_SIZE": str(ranks),
