@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ for step in range(chosen.steps):
 LINE = 1 + next(number for number, text in enumerate(BLOCKS.splitlines()) if text.endswith("# here"))
 
 
+@pytest.fixture(autouse=True)
+def _room_for_others() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()  # the next test's jobs are processes of their own
+
+
 def ran(*words: str, folder: Path) -> Any:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
     return subprocess.run(
@@ -83,7 +90,7 @@ def too_large() -> int:
 @pytest.mark.timeout(300)
 def test_the_autopsy_names_it_and_the_job_goes_on_with_what_fits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BLOCKS)
-    words = ("run", "--json", "--as-written", "train.py", "--batch-size", str(too_large()))
+    words = ("run", "--json", "--as-written", "train.py", "--steps", "4", "--batch-size", str(too_large()))
     done = ran(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     [path] = (tmp_path / ".flatout" / "runs").glob("*/autopsy.json")
@@ -97,9 +104,10 @@ def test_the_autopsy_names_it_and_the_job_goes_on_with_what_fits(tmp_path: Path)
     assert "train.py" in (tmp_path / autopsy["report"]).read_text()
     snapshot = pickle.loads((tmp_path / autopsy["snapshot"]).read_bytes())
     assert "total_allocated" in torch.cuda._memory_viz.segsum(snapshot)
-    assert autopsy["fixes"]
+    assert autopsy["fixes"], autopsy["notes"]
     assert "block-checkpointing" in " ".join(json.loads(done.stdout)["levers"])
-    assert done.stderr.count("loss ") == 6
+    # What the script printed; the traceback of its first life shows a line with its loss, too.
+    assert sum(line.startswith("loss ") for line in done.stderr.splitlines()) == 4
 
 
 @pytest.mark.timeout(200)
