@@ -199,3 +199,46 @@ def test_a_bare_debug_is_what_it_is_everywhere(flatout: Run, tmp_path: Path) -> 
     (tmp_path / "train.py").write_text(SWITCHED)
     done = flatout("run", "--as-written", "--debug", "train.py", "--lr", "3")
     assert done.stdout == "{(False, False)} None ['--lr', '3']\n"
+
+
+IN_ONE_LINE = """
+import torch
+from torch.nn import functional as F
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 8192, bias=False)
+
+    def forward(self, x):
+        return self.head(self.words(x))
+
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+tokens = torch.randint(64, (8200,))
+for _ in range(3):
+    loss = F.cross_entropy(model(tokens), tokens)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(round(loss.item(), 4))
+"""
+
+
+@pytest.mark.full
+def test_a_loss_in_chunks_counts_from_the_first_step_where_the_model_is_called_in_its_line(
+    flatout: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(IN_ONE_LINE)
+    job_of = Fingerprint(script="train.py", script_sha256="0")
+    Plan(job=job_of, levers=(Choice(id="linear-cross-entropy"),)).write(tmp_path / "plan.toml")
+    written = flatout("run", "--as-written", "train.py")
+    done = flatout("run", "--plan", "plan.toml", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == written.stdout
+    assert "nan" not in done.stdout
+    newest = max(tmp_path.glob(".flatout/runs/*/job.json"), key=lambda path: path.stat().st_mtime)
+    assert json.loads(newest.read_text())["levers"] == ["linear-cross-entropy"]

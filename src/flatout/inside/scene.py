@@ -38,6 +38,10 @@ class Scene:
         self._wanted: Wanted = session.order.levers
         self._begun = False
         session.facts["levers"] = {}
+        for one in self._wanted:
+            if one["id"] in BY_ID:
+                with contextlib.suppress(Exception):  # a lever may fail alone
+                    BY_ID[one["id"]].stand_by(self.torch)
 
     # What levers see
 

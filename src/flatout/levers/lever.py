@@ -109,6 +109,10 @@ class Lever:
 
     # In the user's process
 
+    @classmethod
+    def stand_by(cls, torch: Any) -> None:
+        """Before the script calls anything: what must be in its place by the call in which it comes on."""
+
     def apply(self) -> None:
         """Make the change; raises Refused where that cannot be."""
 

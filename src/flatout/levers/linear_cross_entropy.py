@@ -57,6 +57,11 @@ class LinearCrossEntropy(Lever):
         """Of what the loss reads and writes a third goes away; where the model computes it, nobody knows."""
         return amdahl(max(0.05, (job.device_shares or job.host_shares).get("loss", 0.0)), 1.5)
 
+    @classmethod
+    def stand_by(cls, torch: Any) -> None:
+        """Torch's own cross entropy would get what stands in for logits, which is NaN."""
+        loss_function(torch).stand_by()
+
     def __init__(self, scene: Scene, settings: Settings) -> None:
         super().__init__(scene, settings)
         self._is_on = False

@@ -26,17 +26,22 @@ class LossFunction:
         self._replacement: Any = None
         self._replaced: Any = None
         self._composed: Any = None
+        self._stays = False
+
+    def stand_by(self) -> None:
+        """Stand there before any lever does, and for good.
+
+        Where the model is called among the arguments, as in `cross_entropy(model(x), y)`, the script has looked
+        the function up before the call in which levers come on.
+        """
+        self._stays = True
+        self._replace()
 
     def put(self, lever: str, layer: int, around: Around) -> None:
         """Stand around it; higher layers further out."""
         self.take(lever)
         self._on = sorted([*self._on, (layer, lever, around)], key=lambda one: -one[0])
-        if self._real is None:
-            self._real = self._owner.cross_entropy
-            if self._replacement is None or self._replaced is not self._real:
-                # The same one each time: models that call it are compiled with it, and would be again.
-                self._replacement, self._replaced = self._ours(self._real), self._real
-            self._owner.cross_entropy = self._replacement
+        self._replace()
         self._compose()
 
     def take(self, lever: str) -> None:
@@ -44,10 +49,20 @@ class LossFunction:
         self._on = [one for one in self._on if one[1] != lever]
         if self._on:
             self._compose()
+        elif self._stays:
+            self._composed = None
         elif self._real is not None:
             if self._owner.cross_entropy is self._replacement:  # else somebody else's stands there: it stays
                 self._owner.cross_entropy = self._real
             self._real = self._composed = None
+
+    def _replace(self) -> None:
+        if self._real is None:
+            self._real = self._owner.cross_entropy
+            if self._replacement is None or self._replaced is not self._real:
+                # The same one each time: models that call it are compiled with it, and would be again.
+                self._replacement, self._replaced = self._ours(self._real), self._real
+            self._owner.cross_entropy = self._replacement
 
     def _compose(self) -> None:
         call = self._real

@@ -46,6 +46,22 @@ def test_in_and_out_in_any_order(order: tuple[str, ...]) -> None:
     assert F.cross_entropy is real
 
 
+def test_who_looked_it_up_before_a_lever_came_on_goes_through_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, place, seen = F.cross_entropy, LossFunction(torch), []
+    monkeypatch.setattr(F, "cross_entropy", real)  # to be put back
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    place.stand_by()
+    looked_up = F.cross_entropy
+    assert looked_up(x, y) == real(x, y)
+    place.put("a", 10, noting("a", seen))
+    assert looked_up(x, y) == real(x, y)
+    assert seen == ["a"]
+    place.take("a")
+    assert looked_up(x, y) == real(x, y)
+    assert seen == ["a"]
+    assert F.cross_entropy is looked_up
+
+
 def test_a_model_that_computes_its_loss_is_compiled_once() -> None:
     real, lever = F.cross_entropy, Compile(SCENE, {})
     compiled = torch.compile(lambda x, y: F.cross_entropy(2 * x, y), backend="eager")
