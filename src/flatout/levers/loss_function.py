@@ -31,8 +31,8 @@ class LossFunction:
     def stand_by(self) -> None:
         """Stand there before any lever does, and for good.
 
-        Where the model is called among the arguments, as in `cross_entropy(model(x), y)`, the script has looked
-        the function up before the call in which levers come on.
+        Where the model is called among the arguments, as in `cross_entropy(model(x), y)`, the script has
+        looked the function up before the call in which levers come on.
         """
         self._stays = True
         self._replace()

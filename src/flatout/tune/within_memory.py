@@ -1,7 +1,7 @@
 """Room for a plan that takes more memory than it may: computing again or sending away, as needed."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -22,6 +22,10 @@ _WAYS = (
     Choice(id="activation-offload", settings={"share": 0.5}),
     Choice(id="optimizer-offload"),
 )
+# What takes less and costs no time to speak of comes first, at once, and stays below the ways.
+_FREE_WAYS = (Choice(id="allocator"), Choice(id="linear-cross-entropy"))
+_SLOWER_AT_MOST = 0.03
+_LESS_AT_LEAST = 0.01
 # A way that fits may be slower than the next one: so many that fit are held against each other.
 _COMPARED = 2
 # Of the budget, what stays free where a share is worked out; and by how much it must differ to be tried.
@@ -49,11 +53,14 @@ def make_room(
     left_out: Callable[[str], bool],
     measure: Measure,
 ) -> Room:
-    """Ways in the order of their cost, until two fit; the faster of these.
+    """What costs nothing, then ways in the order of their cost, until two fit; the faster of these.
 
     Of what is done to a share of the model, just as much as is needed: two points tell how much that is.
     """
-    trials: list[LeverTrial] = []
+    as_it_was = chosen, now
+    chosen, now, trials = _for_free(chosen, now, job, left_out, measure)
+    if trials and now.pace is not None and (now.pace.peak_bytes or most_bytes + 1) <= most_bytes:
+        return Room(chosen, now, tuple(trials), f"{_names(trials)} makes it fit")
     fitting: list[tuple[tuple[Choice, ...], Measured, Pace, Choice]] = []
     waiting = list(_WAYS)
     while waiting and len(fitting) < _COMPARED:
@@ -79,15 +86,53 @@ def make_room(
         if way in _WAYS and now.pace is not None and now.pace.peak_bytes is not None:
             waiting = [*_just_enough(way, now.pace.peak_bytes, pace.peak_bytes, most_bytes), *waiting]
     if not fitting:
-        return Room(chosen, now, tuple(trials))
+        return Room(*as_it_was, tuple(_rejected(trial, "not enough") for trial in trials))
     best = min(fitting, key=lambda one: one[2].step_ms)
+    taken = {(choice.id, str(choice.settings)) for choice in best[0]}
     final = [
-        msgspec.structs.replace(trial, verdict="rejected", reason=f"{trial.reason}, but slower")
-        if trial.verdict == "kept" and (trial.lever, trial.settings) != (best[3].id, best[3].settings)
-        else trial
+        trial if (trial.lever, str(trial.settings)) in taken else _rejected(trial, "but slower")
         for trial in trials
     ]
     return Room(best[0], best[1], tuple(final), f"{best[3].words()} makes it fit")
+
+
+def _for_free(
+    chosen: tuple[Choice, ...],
+    now: Measured,
+    job: JobFacts,
+    left_out: Callable[[str], bool],
+    measure: Measure,
+) -> tuple[tuple[Choice, ...], Measured, list[LeverTrial]]:
+    """The plan with what takes less at no cost, and how it goes then; as it was where there is nothing."""
+    # In the room that there is, the allocator would have to start over.
+    tight = dataclasses.replace(job, habits={**job.habits, "allocation_retries": 1})
+    free = [way for way in _FREE_WAYS if not left_out(way.id) and _suits(way, chosen, tight)]
+    if not free or now.pace is None or now.pace.peak_bytes is None:
+        return chosen, now, []
+    together = ordered((*chosen, *free))
+    found = measure(f"memory with {', '.join(way.words() for way in free)}", together)
+    pace = found.pace
+    if pace is None or pace.peak_bytes is None:
+        return (
+            chosen,
+            now,
+            [_trial(way, "failed", f"the run ended as {found.outcome!r}", 1, None) for way in free],
+        )
+    speed = now.pace.step_ms / pace.step_ms
+    words = f"{memory_size(now.pace.peak_bytes)} -> {memory_size(pace.peak_bytes)}"
+    is_worth_it = pace.peak_bytes < (1 - _LESS_AT_LEAST) * now.pace.peak_bytes and speed > 1 - _SLOWER_AT_MOST
+    trials = [_trial(way, "kept" if is_worth_it else "rejected", words, 1, speed) for way in free]
+    return (together, found, trials) if is_worth_it else (chosen, now, trials)
+
+
+def _names(trials: Iterable[LeverTrial]) -> str:
+    return ", ".join(trial.lever for trial in trials)
+
+
+def _rejected(trial: LeverTrial, why: str) -> LeverTrial:
+    if trial.verdict != "kept":
+        return trial
+    return msgspec.structs.replace(trial, verdict="rejected", reason=f"{trial.reason}, {why}")
 
 
 def _just_enough(way: Choice, without: int, with_it: int, most: int) -> list[Choice]:

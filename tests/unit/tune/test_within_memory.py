@@ -14,6 +14,7 @@ from flatout.tune.within_memory import make_room
 GIB = 1 << 30
 JOB = JobFacts(device="cuda:0", habits={"repeated_blocks": 12, "optimizers": [{"name": "AdamW"}]})
 PACE = Pace(step_ms=100.0, peak_bytes=75 * GIB)
+FREE = ("allocator", "linear-cross-entropy")
 COMPILED = (Choice(id="bf16"), Choice(id="compile", settings={"mode": "default"}))
 
 
@@ -22,14 +23,19 @@ def measured(step_ms: float, gib: float) -> Measured:
 
 
 def roomed(
-    answers: dict[str, Any], chosen: tuple[Choice, ...] = (), job: JobFacts = JOB, skip: tuple[str, ...] = ()
+    answers: dict[str, Any],
+    chosen: tuple[Choice, ...] = (),
+    job: JobFacts = JOB,
+    skip: tuple[str, ...] = (),
+    free: bool = False,
 ) -> tuple[Any, list[str]]:
     asked: list[str] = []
+    skip = skip if free else (*skip, *FREE)
 
     def measure(_what: str, levers: tuple[Choice, ...]) -> Measured:
-        [added] = [one for one in levers if one.id not in {choice.id for choice in chosen}]
-        asked.append(added.words())
-        return answers[added.words()]
+        added = ", ".join(one.words() for one in levers if one.id not in {choice.id for choice in chosen})
+        asked.append(added)
+        return answers[added]
 
     now = Measured(PACE, None, "stopped")
     return make_room(chosen, now, 40 * GIB, job, skip.__contains__, measure), asked
@@ -112,3 +118,59 @@ def test_what_does_not_suit_or_is_to_be_skipped_is_not_tried() -> None:
     assert roomed({}, skip=("block-checkpointing", *others))[1] == []
     assert roomed({}, job=JobFacts(device="cuda:0"), skip=others)[1] == []
     assert roomed({}, job=JobFacts())[1] == []
+
+
+def test_what_costs_nothing_comes_first_and_stays_below_the_ways() -> None:
+    job = dataclasses.replace(JOB, habits={**JOB.habits, "vocabulary": 32000})
+    both = "allocator, linear-cross-entropy"
+    room, asked = roomed(
+        {
+            both: measured(101.0, 60),
+            f"{both}, block-checkpointing (share=0.5)": measured(115.0, 39),
+            f"{both}, activation-offload (share=0.5)": measured(150.0, 39),
+        },
+        job=job,
+        free=True,
+    )
+    assert asked[0] == both
+    assert [choice.id for choice in room.chosen] == [*FREE, "block-checkpointing"]
+    assert [(trial.lever, trial.verdict) for trial in room.trials] == [
+        *((lever, "kept") for lever in FREE),
+        ("block-checkpointing", "kept"),
+        ("activation-offload", "rejected"),
+    ]
+
+
+def test_what_costs_nothing_may_be_enough() -> None:
+    room, asked = roomed({"allocator": measured(100.0, 39)}, free=True)
+    assert [choice.id for choice in room.chosen] == ["allocator"]
+    assert room.note == "allocator makes it fit"
+    assert asked == ["allocator"]
+
+
+@pytest.mark.parametrize(
+    "answer", [measured(110.0, 60), measured(100.0, 74.9), Measured(None, None, "failed")]
+)
+def test_what_costs_time_or_gives_nothing_is_left_out_of_the_ways(answer: Measured) -> None:
+    room, _ = roomed(
+        {
+            "allocator": answer,
+            "block-checkpointing (share=0.5)": measured(115.0, 39),
+            "activation-offload (share=0.5)": measured(150.0, 39),
+        },
+        free=True,
+    )
+    assert [choice.id for choice in room.chosen] == ["block-checkpointing"]
+    assert room.trials[0].verdict in ("rejected", "failed")
+
+
+def test_where_nothing_fits_what_costs_nothing_goes_again() -> None:
+    others = ("activation-offload", "optimizer-offload", "block-checkpointing")
+    room, _ = roomed({"allocator": measured(100.0, 60)}, skip=others, free=True)
+    assert room.chosen == ()
+    assert [trial.verdict for trial in room.trials] == ["rejected"]
+
+
+def test_an_allocator_that_the_environment_configures_is_left_alone() -> None:
+    job = dataclasses.replace(JOB, habits={"allocator_settings": "max_split_size_mb:512"})
+    assert roomed({}, job=job, skip=("activation-offload", "optimizer-offload"), free=True)[1] == []
