@@ -6,6 +6,7 @@ host are copied at once.
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from flatout.runtime.checkpoint.writing import SharedMemory
 
 # Of a GPU's memory, what is left free beside a copy of the state.
 _LEAVE_FREE = 0.05
+# The driver does nothing else for the process while it pins: so much at a time.
+_PIECE = 512 << 20
 
 
 class Snapshot:
@@ -45,7 +48,8 @@ class Copier:
         self._torch = torch
         self._memory = memory
         self._whole: Any = None
-        self._pinned: int | None = None
+        # Addresses of the pieces that are pinned; None before that was tried.
+        self._pinned: list[int] | None = None
         self._streams: dict[Any, Any] = {}
 
     def copy(self, tensors: dict[Ref, Any], layout: Layout, then: Callable[[], None]) -> Snapshot:
@@ -94,9 +98,12 @@ class Copier:
                 if free + cached - size < _LEAVE_FREE * total:
                     self._make_room(layout, pin=True)
                     for ref, tensor in some.items():
-                        self._view(layout, ref, tensor).copy_(tensor, non_blocking=True)
+                        self._send(layout, ref, tensor)
                         kept[ref] = (None, event)
                 else:
+                    if cached < size and free - size > _LEAVE_FREE * total:
+                        # One request to the driver, which all of the copies then share.
+                        torch.empty(size + 512 * len(some), dtype=torch.uint8, device=device)
                     kept |= {ref: (tensor.clone(), event) for ref, tensor in some.items()}
                 event.record(stream)
         return kept
@@ -108,14 +115,13 @@ class Copier:
             if copy is None:
                 event.synchronize()
                 continue
-            view = self._view(layout, ref, copy)
             device = copy.device
             stream = self._streams.get(device)
             if stream is None:
                 stream = self._streams[device] = torch.cuda.Stream(device)
             with torch.cuda.device(device), torch.cuda.stream(stream):
                 stream.wait_event(event)
-                view.copy_(copy, non_blocking=True)
+                self._send(layout, ref, copy)
                 copy.record_stream(stream)
         for stream in self._streams.values():
             stream.synchronize()
@@ -135,19 +141,35 @@ class Copier:
         flat = self._whole[place.start : place.start + place.size]
         return flat.view(tensor.dtype).view(tensor.shape)
 
+    def _send(self, layout: Layout, ref: Ref, tensor: Any) -> None:
+        """From the GPU to its place, in the current stream; no copy reaches into another pinned piece."""
+        place = layout.places[ref]
+        borders = range(place.start // _PIECE * _PIECE + _PIECE, place.start + place.size, _PIECE)
+        if not borders:
+            self._view(layout, ref, tensor).copy_(tensor, non_blocking=True)
+            return
+        flat = tensor.contiguous().view(-1).view(self._torch.uint8)
+        for begin, end in itertools.pairwise((place.start, *borders, place.start + place.size)):
+            part = flat[begin - place.start : end - place.start]
+            self._whole[begin:end].copy_(part, non_blocking=True)
+
     def _pin(self) -> None:
         """So that copies from the GPU go at full speed, and meanwhile; without it they only take longer."""
-        pointer = self._whole.data_ptr()
+        self._pinned = []
         with contextlib.suppress(Exception):
-            code = self._torch.cuda.cudart().cudaHostRegister(pointer, self._whole.numel(), 0)
-            if int(code) == 0:
-                self._pinned = pointer
+            for begin in range(0, self._whole.numel(), _PIECE):
+                piece = self._whole[begin : begin + _PIECE]
+                piece.zero_()  # its pages exist now: to pin them keeps the driver for less long
+                code = self._torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), piece.numel(), 0)
+                if int(code) != 0:
+                    return
+                self._pinned.append(piece.data_ptr())
 
     def _unpin(self) -> None:
-        if self._pinned is not None:
+        for pointer in self._pinned or ():
             with contextlib.suppress(Exception):
-                self._torch.cuda.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = None
+                self._torch.cuda.cudart().cudaHostUnregister(pointer)
+        self._pinned = None
 
     def close(self) -> None:
         """Give memory back."""

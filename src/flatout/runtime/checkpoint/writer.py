@@ -6,6 +6,7 @@ died.
 
 import contextlib
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -13,10 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flatout.runtime.checkpoint.store import Partial, Stored, prune, verify
+from flatout.runtime.checkpoint.store import AT_ONCE, Partial, Stored, prune, verify
 
 WRITER_LOCK = ".writer"
 _PIECE = 32 << 20
@@ -52,9 +54,13 @@ def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
     with at_work_in(folder) if rank == 0 else contextlib.nullcontext():
         partial = Partial(folder, order["step"], order["token"])
         try:
-            with _shared(descriptor, order["size"]) as memory:
-                for name, start, size in order["files"]:
-                    partial.add(name, lambda start=start, size=size: _pieces(memory, start, size))  # type: ignore[misc]
+            with _shared(descriptor, order["size"]) as memory, ThreadPoolExecutor(AT_ONCE) as pool:
+                adding = [
+                    pool.submit(partial.add, name, functools.partial(_pieces, memory, start, size))
+                    for name, start, size in order["files"]
+                ]
+                for one in adding:
+                    one.result()
             for name, text in order["texts"].items():
                 partial.add(name, lambda text=text: iter((text.encode(),)))  # type: ignore[misc]
             if rank:
