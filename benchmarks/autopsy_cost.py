@@ -52,6 +52,7 @@ def main() -> None:
     chosen = parser.parse_args()
     record = torch.cuda.memory._record_memory_history  # noqa: SLF001
     rows = []
+    out = str(Path(chosen.out) / "autopsy-cost.json") if chosen.out else None
     for name, width, tokens in (("launch-bound", 256, 64), ("compute-bound", 1024, 1024)):
         step = step_of(width, tokens)
         timed(step)
@@ -67,8 +68,7 @@ def main() -> None:
         ratio = statistics.median(one / other for one, other in zip(ready, without, strict=True))
         rows.append({"job": name, "without_ms": without, "ready_ms": ready, "ratio": ratio})
         print(name, f"{statistics.median(without):.3f} ms, ready {ratio:.4f}x", flush=True)
-    out = str(Path(chosen.out) / "autopsy-cost.json") if chosen.out else None
-    write("autopsy-cost", {"rows": rows}, out)
+        write("autopsy-cost", {"rows": rows}, out)
 
 
 if __name__ == "__main__":

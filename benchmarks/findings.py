@@ -7,6 +7,7 @@ The scripts of others (minGPT, pytorch/examples, nanoGPT) are expected under --s
 
 import argparse
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ _USUAL = ("gpt-124m", "chargpt-mini", "imagenet")
 _KEPT = ("step_ms", "waterfall", "floors", "mfu", "device_use", "unknown")
 
 
-def said_of(name: str, scripts: Path) -> dict[str, Any]:
+def said_of(name: str, scripts: Path, limit_s: float) -> dict[str, Any]:
     """One script, as it is."""
     case = CASES[name]
     folder = scripts / case["folder"] if "folder" in case else None
     python_path = str(scripts / case["python_path"]) if "python_path" in case else ""
     with tempfile.TemporaryDirectory() as elsewhere:
-        found = profiled(["--seconds", "5", *case["words"].split()], folder or elsewhere, python_path)
+        words = ["--no-limits", "--seconds", "4", *case["words"].split()]
+        found = profiled(words, folder or elsewhere, python_path, limit_s)
     if "failed" in found:
         return {"case": name, **found}
     findings = [
@@ -44,18 +46,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--scripts", type=Path, default=Path())
+    parser.add_argument("--limit", type=float, default=1e6, help="seconds for all of them")
     parser.add_argument("--out", help="a folder for the result file")
     chosen = parser.parse_args()
+    deadline = time.monotonic() + chosen.limit
     out = str(Path(chosen.out) / "findings.json") if chosen.out else None
     rows = []
     for name in chosen.cases or _USUAL:
-        row = said_of(name, chosen.scripts.resolve())
+        began = time.monotonic()
+        row = said_of(name, chosen.scripts.resolve(), max(1.0, deadline - began))
+        row["took_s"] = time.monotonic() - began
         rows.append(row)
         shares = sorted(row.get("waterfall") or (), key=lambda share: -share["ms"])
         told = [f"{share['part']} {share['share']:.0%}" for share in shares[:3]]
         print(
             name,
             told,
+            f"{row['took_s']:.0f} s",
             [one["code"] for one in row.get("findings", ())],
             row.get("failed", "")[-200:],
             flush=True,

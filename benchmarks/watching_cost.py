@@ -19,6 +19,7 @@ What is not installed is named and left out. About two minutes in all.
 """
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import write
@@ -86,14 +88,17 @@ def python_tool(name: str, seconds: float, every_s: float, packages: str | None)
     )
     paths = [packages] if packages and name != "flatout watch" else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=seconds + 60,
-        env=environment,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=seconds + 30,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"missing": "it did not end in time"}
     if done.returncode:
         return {"missing": (done.stderr.strip().splitlines() or ["it failed"])[-1][:200]}
     return _summed(json.loads(done.stdout.splitlines()[-1]))
@@ -103,19 +108,21 @@ def smi_loop(seconds: float, every_s: float) -> dict[str, Any]:
     """nvidia-smi that loops by itself, asked for as few fields as make sense."""
     if shutil.which("nvidia-smi") is None:
         return {"missing": "nvidia-smi is not installed"}
-    import psutil
-
     words = ["nvidia-smi", f"--query-gpu={_SMI_FIELDS}", "--format=csv", f"-lms={round(1000 * every_s)}"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         time.sleep(3 * every_s)
-        process = psutil.Process(child.pid)
-        began, before = time.monotonic(), process.cpu_times()
+        began, before = time.monotonic(), _cpu_s(child.pid)
         time.sleep(seconds)
-        after, memory = process.cpu_times(), process.memory_info().rss
-        took = time.monotonic() - began
+        cpu_s, took = _cpu_s(child.pid) - before, time.monotonic() - began
+        memory = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         child.kill()
-    cpu = after.user + after.system - before.user - before.system
-    return _summed({"cpu_s": cpu, "seconds": took, "samples": took / every_s, "memory_bytes": memory})
+    return _summed({"cpu_s": cpu_s, "seconds": took, "samples": took / every_s, "memory_bytes": memory})
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def smi_anew(samples: int) -> dict[str, Any]:
@@ -243,27 +250,46 @@ def beside_a_job(seconds: float, every_s: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each tool")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each tool")
     parser.add_argument("--job-seconds", type=float, default=40.0)
     parser.add_argument(
         "--packages", help="a folder in which nvitop and gpustat lie, for machines without pip"
     )
     parser.add_argument("--out")
     chosen = parser.parse_args()
-    tools = {name: python_tool(name, chosen.seconds, 1.0, chosen.packages) for name in _TOOLS}
-    tools["flatout watch, 10 times a second"] = _ten_times(chosen.seconds / 2)
-    tools["nvidia-smi, looping"] = smi_loop(chosen.seconds, 1.0)
-    tools["nvidia-smi, started anew"] = smi_anew(5)
-    result: dict[str, Any] = {"subject": "cost of watching a machine", "tools": tools, "nvml": nvml_calls()}
-    for name, found in tools.items():
+    result: dict[str, Any] = {"subject": "cost of watching a machine", "tools": {}}
+    parts: dict[str, Callable[[], Any]] = {
+        **{
+            name: functools.partial(python_tool, name, chosen.seconds, 1.0, chosen.packages)
+            for name in _TOOLS
+        },
+        "nvidia-smi, looping": lambda: smi_loop(chosen.seconds, 1.0),
+        "nvidia-smi, started anew": lambda: smi_anew(5),
+        "flatout watch, 10 times a second": lambda: _ten_times(chosen.seconds / 2),
+    }
+    for name, measure in parts.items():
+        found = result["tools"][name] = _tried(measure)
         told = found.get("missing") or (
             f"{found['cpu_ms_a_sample']:.2f} ms of processor a sample, "
             f"{100 * found['share_of_a_core']:.2f} % of a core, {found.get('memory_bytes', 0) / 1e6:.0f} MB"
         )
-        print(f"{name:<34} {told}")
-    result["beside_a_job"] = beside_a_job(chosen.job_seconds, 0.1)
-    print(json.dumps({"nvml": result["nvml"], "beside_a_job": result["beside_a_job"]}, indent=1))
+        print(f"{name:<34} {told}", flush=True)
+    # After each part: a device may be taken away before the last.
     write("watching-cost", result, chosen.out)
+    result["beside_a_job"] = _tried(lambda: beside_a_job(chosen.job_seconds, 0.1))
+    print(json.dumps(result["beside_a_job"]), flush=True)
+    write("watching-cost", result, chosen.out)
+    result["nvml"] = _tried(nvml_calls)
+    print(json.dumps(result["nvml"], indent=1))
+    write("watching-cost", result, chosen.out)
+
+
+def _tried(measure: Callable[[], Any]) -> Any:
+    """What it gives, or why it gives nothing: the others are measured all the same."""
+    try:
+        return measure()
+    except Exception as error:  # noqa: BLE001 - said in the result
+        return {"missing": f"{type(error).__name__}: {error}"}
 
 
 def _ten_times(seconds: float) -> dict[str, Any]:
