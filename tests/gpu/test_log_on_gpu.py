@@ -36,7 +36,7 @@ def run_script(script: str, cwd: Path) -> dict[str, Any]:
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(BEGIN) + textwrap.dedent(script)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=110,
@@ -235,7 +235,7 @@ def test_figures_of_the_gpu_go_beside_those_of_the_job(tmp_path: Path) -> None:
     ended = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=110,

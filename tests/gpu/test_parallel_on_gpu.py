@@ -81,4 +81,5 @@ def test_a_world_of_one_over_nccl_learns_what_a_plain_process_learns(tmp_path: P
 
 
 def _with_tests_importable() -> dict[str, Any]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
