@@ -10,8 +10,8 @@ class Allocator(Lever):
     """Memory segments that grow (`expandable_segments`), where the allocator has to start over.
 
     An allocator that finds no room gives everything back to the driver and asks anew: the GPU stands still
-    meanwhile. Segments that grow leave fewer gaps. Tried where such retries were seen; refused where the
-    script or the environment configures the allocator.
+    meanwhile. Segments that grow leave fewer gaps. Tried where such retries were seen, and where a plan must
+    fit into less memory; refused where the script or the environment configures the allocator.
     """
 
     id = "allocator"
