@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from flatout.infer.capturing import capturing
 from flatout.infer.generating.attention import KERNEL, TOGETHER, by_kernel, by_torch, has_kernel
 from flatout.infer.generating.cache import RowCache
 
@@ -54,7 +55,7 @@ def _milliseconds(attend: Attend, given: list[tuple[Any, ...]]) -> float:
         for _ in range(_WARM_UPS):
             attend(*given[0])
     torch.cuda.current_stream().wait_stream(aside)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph, given[0][0].device, torch.cuda.graph_pool_handle()):
         for number in range(_CALLS):
             attend(*given[number % len(given)])
     graph.replay()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flatout.infer.capturing import capturing
 from flatout.infer.generating.attention import TOGETHER, heads_ask_together
 from flatout.infer.generating.cache import RowCache, of_one_token
 from flatout.infer.generating.choosing_attention import faster_attention
@@ -227,14 +228,13 @@ class Decoder:
 
     def _captured(self, kind: str) -> Any:
         graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            # Others may pin memory in threads of their own meanwhile: that must not spoil it.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with capturing(graph, self.device, self._pool):
                 self._step(kind)
         except Exception as error:  # noqa: BLE001 - whatever cannot be captured runs by single launches
             words = f"a step of it cannot be captured: {_said(error)}"
         else:
-            self._pool = self._pool or graph.pool()
             return graph
         warnings.warn(f"flatout.generate runs this model slower than it could: {words}", stacklevel=2)
         self._captures = False
