@@ -4,12 +4,16 @@
 
 On a GPU. Weights are random and in bfloat16. A token reads every weight once: the device's bandwidth, as
 measured here by a copy, bounds what is possible. Greedy tokens of ours are held against the model's own, and
-logits given the same tokens.
+logits given the same tokens. "tokens_per_s" is of steps alone; "answered_per_s" of requests, with a host that
+reads every token. The file is written anew whenever something is known; what fails is written down, too.
 """
 
 import argparse
+import contextlib
 import json
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.machine import write
 from flatout.infer.generating import decoder as decoder_module
 from flatout.infer.generating.decoder import Decoder
+from flatout.infer.generating.generator import Generator, Request
 from flatout.infer.generating.sampling import Sampling
 
 # Width, of the hidden layer, layers, heads, heads of keys and values, words.
@@ -82,14 +87,18 @@ def read_bytes(model: Any) -> int:
     return sum(one.nbytes for one in model.parameters()) - (0 if tied else table.nbytes)
 
 
-def ours(model: Any, prompt: list[int], tokens: int, device: str) -> dict[str, Any]:
+def ours(model: Any, prompt: list[int], tokens: int, device: str, found: dict[str, Any]) -> Iterator[None]:
+    """Fills `found`, and comes up for air whenever something is in it."""
     began = time.perf_counter()
-    decoder = Decoder(model, 1, len(prompt) + tokens + 1)
+    generator = Generator(model, rows=1, length=len(prompt) + tokens + 1)
+    decoder = generator.decoder
+    found["attention"], found["room_s"] = decoder.attention, time.perf_counter() - began
+    yield
     decoder.read(0, prompt, Sampling(), tokens)
-    decoder.step("greedy", len(prompt) + 2)
+    decoder.prepare(("greedy",))
     synchronize(device)
-    ready_s = time.perf_counter() - began
-    rates, answer = [], []
+    found["ready_s"] = time.perf_counter() - began
+    found["all"] = []
     for _ in range(3):
         decoder.read(0, prompt, Sampling(), tokens)
         answer = [decoder.emitted.clone()]
@@ -99,16 +108,37 @@ def ours(model: Any, prompt: list[int], tokens: int, device: str) -> dict[str, A
             decoder.step("greedy", len(prompt) + number + 2)
             answer.append(decoder.emitted.clone())
         synchronize(device)
-        rates.append((tokens - 1) / (time.perf_counter() - began))
-    return {
-        "tokens_per_s": max(rates),
-        "all": rates,
-        "ready_s": ready_s,
-        "answer": torch.cat(answer).tolist(),
-    }
+        found["all"].append((tokens - 1) / (time.perf_counter() - began))
+        found["tokens_per_s"] = max(found["all"])
+        found["answer"] = torch.cat(answer).tolist()
+        yield
+    began = time.perf_counter()
+    generator.generate([Request(prompt, tokens)])
+    found["answered_per_s"] = tokens / (time.perf_counter() - began)
+    yield
+    if device == "cuda":
+        found["kernels_us"] = kernels_of(lambda: decoder.step("greedy", len(prompt) + 2))
 
 
-def theirs(model: Any, prompt: list[int], tokens: int, device: str, **settings: Any) -> dict[str, Any]:
+def kernels_of(step: Callable[[], None], steps: int = 5) -> dict[str, list[float]]:
+    """By kernel: how often in a step, and microseconds of a step, those that take the longest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    often: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            often[event.name[:100]] += 1
+            taken[event.name[:100]] += event.self_device_time_total
+    return {name: [often[name] / steps, taken[name] / steps] for name, _ in taken.most_common(25)}
+
+
+def theirs(
+    model: Any, prompt: list[int], tokens: int, device: str, found: dict[str, Any], **settings: Any
+) -> Iterator[None]:
+    """The same of transformers' own `generate`."""
     ids = torch.tensor([prompt], device=device)
 
     def run(count: int) -> Any:
@@ -126,21 +156,18 @@ def theirs(model: Any, prompt: list[int], tokens: int, device: str, **settings: 
     began = time.perf_counter()
     for _ in range(3 if settings else 1):
         run(8 if not settings else tokens)
-    ready_s = time.perf_counter() - began
-    rates = []
+    found["ready_s"] = time.perf_counter() - began
+    found["all"] = []
     for _ in range(2):
         began = time.perf_counter()
         run(1)
         first_s = time.perf_counter() - began
         began = time.perf_counter()
         out = run(tokens)
-        rates.append((tokens - 1) / (time.perf_counter() - began - first_s))
-    return {
-        "tokens_per_s": max(rates),
-        "all": rates,
-        "ready_s": ready_s,
-        "answer": out[0, len(prompt) :].tolist(),
-    }
+        found["all"].append((tokens - 1) / (time.perf_counter() - began - first_s))
+        found["tokens_per_s"] = max(found["all"])
+        found["answer"] = out[0, len(prompt) :].tolist()
+        yield
 
 
 @torch.no_grad()
@@ -164,9 +191,13 @@ def main() -> None:
     parser.add_argument("--compiler", default="{}", help="more options of the compiler, as JSON, to try them")
     parser.add_argument("--out", help="a folder for the result file")
     chosen = parser.parse_args()
-    decoder_module.COMPILING |= json.loads(chosen.compiler)
+    more = json.loads(chosen.compiler)
+    decoder_module.COMPILING |= more
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    began = time.perf_counter()
     model = model_of(chosen.size, device)
+    synchronize(device)
+    print(f"{chosen.size}: weights after {time.perf_counter() - began:.1f} s", flush=True)
     prompt = torch.randint(
         1, SIZES[chosen.size][-1], (_PROMPT,), generator=torch.Generator().manual_seed(1)
     ).tolist()
@@ -174,33 +205,55 @@ def main() -> None:
     result: dict[str, Any] = {
         "size": chosen.size,
         "tokens": chosen.tokens,
-        "compiler": decoder_module.COMPILING,
+        "compiler": more,
         "read_bytes": read_bytes(model),
         "copied_bytes_per_s": bytes_per_s,
         "bound_tokens_per_s": bytes_per_s / read_bytes(model),
     }
     out = str(Path(chosen.out) / f"decoding-{chosen.size}.json") if chosen.out else None
-    ways = {
-        "flatout": lambda: ours(model, prompt, chosen.tokens, device),
-        "eager": lambda: theirs(model, prompt, chosen.tokens, device),
-        "static": lambda: theirs(model, prompt, chosen.tokens, device, cache_implementation="static"),
+    given = (model, prompt, chosen.tokens, device)
+    ways: dict[str, Callable[[dict[str, Any]], Iterator[None]]] = {
+        "flatout": lambda found: ours(*given, found),
+        "eager": lambda found: theirs(*given, found),
+        "static": lambda found: theirs(*given, found, cache_implementation="static"),
     }
     for way in chosen.ways.split(","):
-        result[way] = ways[way]()
-        said = {key: value for key, value in result[way].items() if key != "answer"}
-        print(
-            way, said, f"{said['tokens_per_s'] / result['bound_tokens_per_s']:.2f} of the bound", flush=True
-        )
+        found = result[way] = {}
+        with noted(found):
+            for _ in ways[way](found):
+                write(f"decoding-{chosen.size}", result, out)
+        said = {key: value for key, value in found.items() if key not in ("answer", "kernels_us")}
+        share = found.get("tokens_per_s", 0.0) / result["bound_tokens_per_s"]
+        print(way, said, f"{share:.2f} of the bound", flush=True)
+        for name, (often, taken) in found.get("kernels_us", {}).items():
+            print(f"  {taken:8.1f} us a step, {often:5.1f} times: {name}", flush=True)
         write(f"decoding-{chosen.size}", result, out)
-    if "flatout" in result:
-        result["logits"] = logits_apart(model, prompt, result["flatout"]["answer"][:32], device)
-        print(result["logits"])
-    if "flatout" in result and "eager" in result:
-        pairs = zip(result["flatout"]["answer"], result["eager"]["answer"], strict=True)
-        same = [one == other for one, other in pairs]
-        result["same_until"] = same.index(False) if False in same else len(same)
-        print("the same tokens until", result["same_until"])
+    compared(result, *given)
     write(f"decoding-{chosen.size}", result, out)
+
+
+@contextlib.contextmanager
+def noted(found: dict[str, Any]) -> Iterator[None]:
+    """What one way does not survive, the next ones do."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        found["failed"] = f"{type(error).__name__}: {error}"[:500]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def compared(result: dict[str, Any], model: Any, prompt: list[int], _tokens: int, device: str) -> None:
+    """Our answer beside the model's own."""
+    own, others = (result.get(way, {}).get("answer") for way in ("flatout", "eager"))
+    if own:
+        with noted(result):
+            result["logits"] = logits_apart(model, prompt, own[:32], device)
+            print(result["logits"], flush=True)
+    if own and others:
+        same = [one == other for one, other in zip(own, others, strict=True)]
+        result["same_until"] = same.index(False) if False in same else len(same)
+        print("the same tokens until", result["same_until"], flush=True)
 
 
 if __name__ == "__main__":

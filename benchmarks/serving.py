@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -158,7 +158,10 @@ def said(name: str, one: LoadPoint) -> None:
     print(f"{name:12} {one.load:6g} {rate}  p99 {p99:8.1f} ms  {one.statuses} {one.errors}", flush=True)
 
 
-def by_turns(servers: list[Server], seconds: float) -> dict[str, list[dict[str, Any]]]:
+Keep = Callable[[dict[str, Any]], None]
+
+
+def by_turns(servers: list[Server], seconds: float, keep: Keep) -> dict[str, list[dict[str, Any]]]:
     """Each load for each server, one server after the other, twice; the better of both is kept."""
     found: dict[str, list[dict[str, Any]]] = {server.name: [] for server in servers}
     for load in _LOADS:
@@ -176,14 +179,15 @@ def by_turns(servers: list[Server], seconds: float) -> dict[str, list[dict[str, 
                     best[server.name] = one
         for name, one in best.items():
             found[name].append(dataclasses.asdict(one))
+        keep({"points": found, "is_whole": False})
     return found
 
 
-def batching(seconds: float) -> dict[str, Any]:
+def batching(seconds: float, keep: Keep) -> dict[str, Any]:
     """The most answers a second with a p99 no longer than that of one by one, at each of its loads."""
     wide = ("--queue", "4096")
     with ours("one by one", "--max-batch", "1", *wide) as single, ours("batches", *wide) as batched:
-        points = by_turns([single, batched], seconds)
+        points = by_turns([single, batched], seconds, keep)
         sizing = batched.about["sizing"]
     ratios = {}
     for alone in points["one by one"]:
@@ -196,13 +200,13 @@ def batching(seconds: float) -> dict[str, Any]:
     return {"points": points, "times_at_the_p99_of_one_by_one_with_so_many": ratios, "sizing": sizing}
 
 
-def beside_litserve(seconds: float) -> dict[str, Any]:
+def beside_litserve(seconds: float, keep: Keep) -> dict[str, Any]:
     if importlib.util.find_spec("litserve") is None:
         return {"skipped": "litserve is not installed"}
     with ours("flatout", "--queue", "4096") as own:
         sizing = own.about["sizing"]
         with litserve(sizing["most"], sizing["wait_s"]) as other:
-            points = by_turns([own, other], seconds)
+            points = by_turns([own, other], seconds, keep)
     most = {name: max(one["answered_per_s"] for one in rows) for name, rows in points.items()}
     print(f"at their best: {most}", flush=True)
     return {"points": points, "best_per_s": most, "times": most["flatout"] / most["litserve"]}
@@ -284,18 +288,20 @@ def main() -> None:
     parser.add_argument("--out", help="a folder for the result file")
     chosen = parser.parse_args()
     parts = {
-        "batching": lambda: batching(chosen.seconds),
-        "litserve": lambda: beside_litserve(chosen.seconds),
-        "overload": lambda: overload(chosen.seconds),
-        "soak": lambda: soak(chosen.requests),
-        "sigterm": sigterm,
+        "batching": lambda keep: batching(chosen.seconds, keep),
+        "litserve": lambda keep: beside_litserve(chosen.seconds, keep),
+        "overload": lambda _: overload(chosen.seconds),
+        "soak": lambda _: soak(chosen.requests),
+        "sigterm": lambda _: sigterm(),
     }
     for part in chosen.parts.split(","):
         print(f"# {part}", flush=True)
         subject = f"serving-{part}"
+        out = str(Path(chosen.out) / f"{subject}.json") if chosen.out else None
         # Others on the machine bend every figure here: how busy it was belongs to the result.
-        result = {"load_average_before": os.getloadavg(), **parts[part](), "load_average": os.getloadavg()}
-        write(subject, result, str(Path(chosen.out) / f"{subject}.json") if chosen.out else None)
+        before = os.getloadavg()
+        found = parts[part](lambda so_far, subject=subject, out=out: write(subject, so_far, out))  # type: ignore[misc]
+        write(subject, {"load_average_before": before, **found, "load_average": os.getloadavg()}, out)
 
 
 if __name__ == "__main__":

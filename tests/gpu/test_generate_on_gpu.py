@@ -41,6 +41,37 @@ def own(model: Any, prompt: list[int], count: int) -> list[int]:
     return [int(token) for token in out[0, len(prompt) :]]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "heads", "shared", "width", "places"),
+    [
+        (1, 32, 8, 128, 256),
+        (1, 32, 8, 64, 320),
+        (3, 8, 2, 64, 1088),
+        (2, 4, 4, 32, 4096),
+        (40, 8, 8, 64, 1024),
+    ],
+)
+def test_our_kernel_attends_as_torch_does(
+    dtype: Any, rows: int, heads: int, shared: int, width: int, places: int
+) -> None:
+    from flatout.infer.generating.attention import by_kernel, by_torch, has_kernel
+
+    torch.manual_seed(0)
+    query = torch.randn(rows, heads, 1, width, device="cuda", dtype=dtype)
+    keys, values = torch.randn(2, rows, shared, places + 1, width, device="cuda", dtype=dtype)[
+        ..., :places, :
+    ]
+    assert has_kernel(query, keys, values)
+    at = torch.randint(0, places, (rows,), device="cuda")
+    at[0] = 3
+    mask = (torch.arange(places, device="cuda")[None] <= at[:, None])[:, None, None, :]
+    wanted = by_torch(*(one.double() for one in (query, keys, values)), mask, None)
+    behind = ~mask[:, 0, 0, :, None][:, None]
+    found = by_kernel(query, keys, values.masked_fill(behind, float("nan")), mask, None).double()
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-2
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_greedy_tokens_in_float32_are_the_models_own(model: Any) -> None:
@@ -74,7 +105,8 @@ def test_in_bfloat16_logits_are_the_models_own_but_for_rounding(model: Any) -> N
 @pytest.mark.filterwarnings("ignore")
 def test_generating_waits_for_nothing_but_what_is_read(model: Any) -> None:
     generator = Generator(model, rows=1, length=128)
-    generator.generate([Request([1, 2, 3], 8)])
+    # One row has kernels of its own: products are sums there.
+    assert generator.generate([Request([1, 2, 3], 24)]) == [own(model, [1, 2, 3], 24)]
     decoder = generator.decoder
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

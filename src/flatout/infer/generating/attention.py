@@ -13,22 +13,53 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_NAME = "flatout_one_token"
+try:
+    from flatout.infer.generating import one_token
+except ImportError:  # no triton
+    one_token = None  # type: ignore[assignment,unused-ignore]
+
+# By torch's kernels, and by one of our own.
+TOGETHER, KERNEL = "flatout_one_token", "flatout_one_token_kernel"
 
 
 @contextlib.contextmanager
-def heads_ask_together(model: Any) -> Iterator[None]:
+def heads_ask_together(model: Any, how: str = TOGETHER) -> Iterator[None]:
     """Meanwhile, attention of single tokens goes our way; all else as the model was made."""
     config = model.config
     before = config._attn_implementation  # noqa: SLF001
     if before != "sdpa":  # eager models may want weights, others have kernels of their own
         yield
         return
-    config._attn_implementation_internal = _NAME  # noqa: SLF001
+    config._attn_implementation_internal = how  # noqa: SLF001
     try:
         yield
     finally:
         config._attn_implementation_internal = before  # noqa: SLF001
+
+
+def has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether our kernel is made for such tensors, and here."""
+    return one_token is not None and query.is_cuda and one_token.can_attend(query, key, value)
+
+
+def by_torch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """One token a row: a reshape of the queries in place of copies of the keys."""
+    rows, heads, _, width = query.shape
+    shared = key.shape[1]
+    together = query.reshape(rows, shared, heads // shared, width)
+    out = functional.scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(rows, 1, heads, value.shape[-1])
+
+
+def by_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """The same by our own kernel."""
+    given = query.shape[-1] ** -0.5 if scale is None else scale
+    found: torch.Tensor = one_token.attend_one_token(query, key, value, mask, given)
+    return found
 
 
 def _attend(
@@ -40,19 +71,29 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    rows, heads, tokens, width = query.shape
-    shared = key.shape[1]
-    if tokens != 1 or heads % shared or attention_mask is None:
+    if query.shape[2] != 1 or query.shape[1] % key.shape[1] or attention_mask is None:
         usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
         found: tuple[torch.Tensor, None] = usual(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
         return found
-    together = query.reshape(rows, shared, heads // shared, width)
-    out = functional.scaled_dot_product_attention(
-        together, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return out.reshape(rows, 1, heads, value.shape[-1]), None
+    return by_torch(query, key, value, attention_mask, scaling), None
 
 
-AttentionInterface.register(_NAME, _attend)
+def _attend_by_kernel(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    fits = attention_mask is not None and attention_mask.dtype == torch.bool and query.shape[2] == 1
+    if not fits or attention_mask is None or not has_kernel(query, key, value):
+        return _attend(module, query, key, value, attention_mask, scaling, **others)
+    return by_kernel(query, key, value, attention_mask, scaling), None
+
+
+AttentionInterface.register(TOGETHER, _attend)
+AttentionInterface.register(KERNEL, _attend_by_kernel)

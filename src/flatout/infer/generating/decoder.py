@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from flatout.infer.generating.attention import heads_ask_together
+from flatout.infer.capturing import capturing
+from flatout.infer.generating.attention import TOGETHER, heads_ask_together
 from flatout.infer.generating.cache import RowCache, of_one_token
+from flatout.infer.generating.choosing_attention import faster_attention
 from flatout.infer.generating.sampling import KINDS, Sampling, next_tokens
+from flatout.infer.generating.vectors import ArrangeProducts
 from flatout.levers.capture import fresh
 
 # Tokens at which a row may end.
@@ -26,7 +29,11 @@ _SHORTEST = 256
 _ALIGNED = 64
 _WARM_UPS = 3
 # Products with one row are walks through a matrix: kernels made for that, tuned for this card.
-COMPILING: dict[str, Any] = {"coordinate_descent_tuning": True, "triton.cudagraphs": False}
+COMPILING: dict[str, Any] = {
+    "coordinate_descent_tuning": True,
+    "triton.cudagraphs": False,
+    "pre_grad_custom_pass": ArrangeProducts(),
+}
 
 
 class Decoder:
@@ -44,6 +51,10 @@ class Decoder:
         # One place more than is ever looked at: to look at all of them would be another case to compile.
         self.cache.reserve(rows, room + 1, of_one_token(model))
         self._places = self.cache.places[:room]
+        self.attention = TOGETHER
+        if on_gpu:
+            with self._on_device():
+                self.attention = faster_attention(model, self.cache)
         self.tokens = self._numbers(0)
         # How many more tokens a row gets, and what it got in the last step.
         self.left = self._numbers(0)
@@ -132,7 +143,7 @@ class Decoder:
         cache = self.cache
         cache.look_at(self._places)
         self.tokens[row] = token
-        with self._on_device(), heads_ask_together(self.model):
+        with self._on_device(), heads_ask_together(self.model, self.attention):
             logits = self._one_forward()
         cache.at.add_(1)
         return logits[row].float()
@@ -173,7 +184,7 @@ class Decoder:
         if kind != "greedy":
             self._noise.exponential_()
         torch._dynamo.maybe_mark_dynamic(self.cache.places, 0)  # noqa: SLF001
-        with heads_ask_together(self.model):
+        with heads_ask_together(self.model, self.attention):
             logits = self._forward()
         self._choose[kind](logits)
 
@@ -217,14 +228,13 @@ class Decoder:
 
     def _captured(self, kind: str) -> Any:
         graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            # Others may pin memory in threads of their own meanwhile: that must not spoil it.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with capturing(graph, self.device, self._pool):
                 self._step(kind)
         except Exception as error:  # noqa: BLE001 - whatever cannot be captured runs by single launches
             words = f"a step of it cannot be captured: {_said(error)}"
         else:
-            self._pool = self._pool or graph.pool()
             return graph
         warnings.warn(f"flatout.generate runs this model slower than it could: {words}", stacklevel=2)
         self._captures = False

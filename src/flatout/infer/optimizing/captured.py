@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from flatout.infer.capturing import capturing
 from flatout.infer.optimizing.calling import Arguments
 from flatout.memory.splitting import map_tensors
 
@@ -41,8 +42,7 @@ class Captured:
                     self._inputs.of(call)
             torch.cuda.current_stream(device).wait_stream(stream)
             torch.cuda.synchronize(device)
-            # Loaders pin memory in threads of their own meanwhile: that must not spoil it.
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with capturing(self._graph, device, pool, stream):
                 self._outputs = self._inputs.of(call)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 

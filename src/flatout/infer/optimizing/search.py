@@ -1,5 +1,6 @@
 """Tries ways of running a module, one lever after the other, and keeps what is measured to help."""
 
+import contextlib
 import dataclasses
 import gc
 import time
@@ -84,11 +85,12 @@ class Search:
     def _compile(self) -> None:
         """On what was best without; then on what the compiler may make more of; then with more effort."""
         eager = self.best.way
-        captures = self._facts.on_gpu and not self._was_unsafe("cuda-graph")
         self._try("compile", compile="default")
-        if captures and not self.best.way.cuda_graph:
-            # Few launches may be left to save, or graphs were no use as long as there were many kernels.
+        if self._facts.on_gpu and not self.best.way.cuda_graph:
+            # Few launches may be left to save, graphs were no use as long as there were many kernels, or what
+            # could not be captured is gone.
             self._try("cuda-graph", cuda_graph=True)
+        captures = self._facts.on_gpu and self._last("cuda-graph") not in ("failed", "unsafe")
         others = [dataclasses.replace(eager, channels_last=False)] if eager.channels_last else []
         if eager.precision in ("", "tf32") or eager.precision.endswith("autocast"):
             lower = next((one for one in self._facts.precisions if one.endswith("-weights")), None)
@@ -101,6 +103,9 @@ class Search:
             self._try_way(dataclasses.replace(other, compile="default", cuda_graph=captures), name)
         if self.best.way.compile:
             self._try("compile:max-autotune", compile="max-autotune")
+
+    def _last(self, lever: str) -> str:
+        return next((one.verdict for one in reversed(self.tried) if one.lever == lever), "")
 
     def _was_unsafe(self, precision: str) -> bool:
         return any(one.verdict in ("unsafe", "failed") for one in self.tried if one.lever == precision)
@@ -211,7 +216,8 @@ class Search:
         """What lost is dropped with its graphs and weights: the next one may need the room."""
         gc.collect()
         if self._facts.on_gpu:
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # a trial that was left behind may be capturing
+                torch.cuda.empty_cache()
 
 
 def _words(error: BaseException) -> str:

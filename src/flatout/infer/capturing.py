@@ -1,0 +1,35 @@
+"""Capturing a CUDA graph, such that a process goes on where it fails.
+
+torch leaves three things behind when a capture breaks off: its allocator waits for the end of it, and ends
+the process when its cache is emptied; random numbers are drawn as if it went on, which raises; and the
+thread stays on the stream of the capture.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def capturing(graph: Any, device: torch.device, pool: Any, stream: Any = None) -> Iterator[None]:
+    """What is launched here goes into the graph; raises what went wrong, and leaves nothing behind."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    drawn = generator.get_state()
+    try:
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            # Others may pin memory in threads of their own meanwhile: that must not spoil it.
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # newer ones have ended it
+            torch._C._cuda_endAllocateToPool(index, pool)  # noqa: SLF001
+        with contextlib.suppress(Exception):
+            fresh: Any = torch.Generator(torch.device("cuda", index))
+            fresh.set_state(drawn)
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+        raise
