@@ -67,6 +67,7 @@ for number in itertools.count():
     print(number, flush=True)
     if os.path.exists("enough"):
         break
+print("ended", flush=True)
 """
     )
     (tmp_path / "train.py").write_text(script)
@@ -81,7 +82,7 @@ for number in itertools.count():
     os.kill(child, signal.SIGCONT)
     rest, told = job.communicate(timeout=60)
     assert job.returncode == 0, told
-    assert int(rest.splitlines()[-1]) > 20
+    assert rest.splitlines()[-1] == "ended"
     assert "no update" not in told
 
 

@@ -10,7 +10,7 @@ from flatout.analyze.growth import growth_of, holders_in
 from flatout.analyze.mfu import mfu
 from flatout.analyze.parts import device_parts, host_parts, waterfall
 from flatout.analyze.rank_use import rank_use
-from flatout.analyze.steps import NS_PER_MS, RankSteps, read_ranks, read_workers
+from flatout.analyze.steps import NS_PER_MS, RankSteps, last_of_each, read_ranks, read_workers
 from flatout.analyze.window import Window, step_times, window_of
 from flatout.records.limits import Limits, RatedPeaks
 from flatout.records.profile import CompileUse, DeviceUse, LoaderUse, MemoryUse, Profile
@@ -97,7 +97,7 @@ def build_profile(
         gradient_norms=tuple(
             _mean(one["gradient_norms"]) for one in window.steps[:_LIST_AT_MOST] if one["gradient_norms"]
         ),
-        ranks=tuple(rank_use(rank) for rank in ranks),
+        ranks=tuple(rank_use(rank) for rank in last_of_each(ranks)),
         trial=trial,
         parameters=(about.get("holds") or {}).get("parameters"),
         optimizers=tuple(about.get("optimizers") or ()),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def read_ranks(folder: Path) -> list[RankSteps]:
                 RankSteps(folder=place, rank=int(rank), pid=int(pid), about=about, steps=tuple(steps))
             )
     return sorted(found, key=lambda one: (one.rank, one.pid))
+
+
+def last_of_each(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+    """Without those who were a rank before another process was: a job may have started its ranks again."""
+
+    def unix_s(one: RankSteps, step: int, name: str) -> float:
+        return float(one.about.get("unix_at_zero_s", 0.0) + one.steps[step][name] * 1e-9)
+
+    def has_a_successor(one: RankSteps) -> bool:
+        ended_s = unix_s(one, -1, "ended_ns")
+        return any(other.rank == one.rank and unix_s(other, 0, "started_ns") > ended_s for other in ranks)
+
+    return [one for one in ranks if not has_a_successor(one)]
 
 
 def calls_without_update(folder: Path) -> tuple[int, int, int]:

@@ -34,10 +34,10 @@ def straggler(ranks: Sequence[RankUse], roots: Sequence[str], share_of_a_step: f
 
 def _slowest(ranks: Sequence[RankUse], parts: Sequence[str]) -> Straggler:
     """By all of these parts together; named after the one in which it is furthest behind."""
-    alone = {rank.rank: {part: _ms(rank, part) for part in parts} for rank in ranks}
-    slow = max(ranks, key=lambda rank: sum(alone[rank.rank].values()))
-    own = alone.pop(slow.rank)
-    others = {part: statistics.median(one[part] for one in alone.values()) for part in parts}
+    alone = [{part: _ms(rank, part) for part in parts} for rank in ranks]
+    place = max(range(len(ranks)), key=lambda number: sum(alone[number].values()))
+    slow, own = ranks[place], alone.pop(place)
+    others = {part: statistics.median(one[part] for one in alone) for part in parts}
     part = max(parts, key=lambda name: own[name] - others[name])
     return Straggler(
         rank=slow.rank,

@@ -8,19 +8,20 @@ stop there.
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flatout.records.session import SESSION_VARIABLE, STOPPED_FILE
+from flatout.runtime.meeting import store_of_ranks, words_of_this_life
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
-_KEY = "flatout/stop-at"
+_KEY = "stop-at"
 # Ranks are at most one step apart: each waits for the others' gradients.
 _AHEAD = 2
+# Ranks that ask at every step have met after three; who asks for longer in vain is the only one that asks.
+_MEET_WITHIN = 20
 # What torch sets for SIGCHLD: it raises, wherever the script stands, when a DataLoader's worker was killed.
 _WORKER_WATCH = "torch.utils.data._utils.signal_handling"
 
@@ -103,10 +104,15 @@ class Stop:
     # Asking
 
     def requested(self, store: Any = None) -> bool:
-        """Whether to stop now; with a store of ranks, all get the same answer at the same call."""
+        """Whether to stop now; with the words of all ranks, they get the same answer at the same call.
+
+        As long as these have not met ("" for their words), nobody stops.
+        """
         self.listen()
         self._calls += 1
-        if store is None:
+        if store == "" and self._calls <= _MEET_WITHIN:
+            return False
+        if store is None or store == "":
             return self.signal is not None
         if self.signal is not None and self._stop_at is None:
             wanted = str(self._calls + _AHEAD)
@@ -141,7 +147,7 @@ def stop_requested() -> bool:
     To be asked once a step, on every rank; all get the same answer at the same step. A second Ctrl-C
     interrupts at once. `flatout.Checkpointer` asks by itself.
     """
-    return _stop.requested(store_of_ranks())
+    return _stop.requested(words_of_this_life(wait=False))
 
 
 def call_no_ranks_from_signals() -> None:
@@ -152,14 +158,3 @@ def call_no_ranks_from_signals() -> None:
     handlers = getattr(signal.getsignal(signal.SIGTERM), "signal_handlers", None)
     if isinstance(handlers, list) and store_of_ranks() is not None:
         handlers[:] = [one for one in handlers if getattr(one, "__name__", "") != "_sigterm_notifier_fn"]
-
-
-def store_of_ranks() -> Any:
-    """Where ranks leave words for each other; None for a process that is alone."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    if torch.distributed.get_world_size() < 2:
-        return None
-    get: Callable[[], Any] = torch.distributed.distributed_c10d._get_default_store  # noqa: SLF001
-    return get()

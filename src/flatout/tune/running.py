@@ -80,8 +80,29 @@ def run_job(
         care=care,
     )
     seen = read_losses(folder.parent / plan.run) if plan.run else None
-    done = _job_run(plan, command, run, place, ending, seen)
-    return _protected(done, protect, place) if protect is not None else done
+    try:
+        done = _job_run(plan, command, run, place, ending, seen)
+        return _protected(done, protect, place) if protect is not None else done
+    except Exception as error:  # noqa: BLE001 - how the job ended is told whatever its figures are
+        return _bare(plan, run, ending, f"its figures are missing: {type(error).__name__}: {error}")
+
+
+def _bare(plan: Plan, run: str, ending: Ending, note: str) -> JobRun:
+    """What is known without a look at its steps."""
+    return JobRun(
+        run=run,
+        steps=0,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        took_s=ending.took_s,
+        levers=tuple(choice.words() for choice in plan.levers),
+        dropped_levers={},
+        hangs=ending.hangs,
+        ended_by_us=ending.ended_by_us,
+        asked=ending.asked,
+        ended_workers=ending.killed_workers,
+        notes=(note,),
+    )
 
 
 def _protected(done: JobRun, wish: Protection, place: Path) -> JobRun:

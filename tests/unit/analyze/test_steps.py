@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.analyze.steps import StepsReader, calls_without_update, read_ranks, read_workers
+from flatout.analyze.steps import StepsReader, calls_without_update, last_of_each, read_ranks, read_workers
 from flatout.records.session import EVENTS_FILE, SESSION_FILE, WORKERS_FOLDER
 from tests.unit.analyze.events import (
     MS,
@@ -93,6 +93,15 @@ def test_ranks_come_in_order_and_those_that_never_trained_are_left_out(tmp_path:
     ranks = read_ranks(tmp_path)
     assert [(one.rank, one.pid, len(one.steps)) for one in ranks] == [(2, 88, 1), (2, 900, 2), (10, 7, 3)]
     assert ranks[0].about == {"rank": 2}
+
+
+def test_of_a_rank_that_was_started_again_the_last_process_counts(tmp_path: Path) -> None:
+    write_rank(tmp_path, training(3), {"rank": 1, "unix_at_zero_s": 1000.0}, name="1-900")
+    write_rank(tmp_path, training(3), {"rank": 1, "unix_at_zero_s": 2000.0}, name="1-88")
+    write_rank(tmp_path, training(3), {"rank": 0, "unix_at_zero_s": 2000.0}, name="0-90")
+    # Two that train at the same time, each by itself, are both there.
+    write_rank(tmp_path, training(3), {"rank": 0, "unix_at_zero_s": 2000.0}, name="0-91")
+    assert [(one.rank, one.pid) for one in last_of_each(read_ranks(tmp_path))] == [(0, 90), (0, 91), (1, 88)]
 
 
 @pytest.mark.parametrize("text", ["", '{"rank": 0', "[1, 2]", None])

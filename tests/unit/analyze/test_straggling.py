@@ -48,6 +48,12 @@ def test_where_a_script_sums_gradients_itself_what_it_does_beside_may_be_a_wait(
     assert straggler([rank(0, input=40.0), rank(1, input=5.0)], ("Model",), 0.05) is not None
 
 
+def test_two_processes_that_call_themselves_the_same_rank_are_compared_all_the_same() -> None:
+    found = straggler([rank(0, input=5.0), rank(0, input=40.0)], DDP, 0.05)
+    assert found is not None
+    assert (found.ms, found.others_ms) == (40.0, 5.0)
+
+
 def test_one_rank_alone_or_one_that_was_not_seen_says_nothing() -> None:
     unseen = RankUse(rank=1, pid=1, device=None, step_ms=None, updates=0)
     assert straggler([rank(0, input=40.0)], DDP, 0.05) is None

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from flatout.runtime.stopping import store_of_ranks
+from flatout.runtime.meeting import words_of_this_life
 
 _made = itertools.count()
 
@@ -19,9 +19,9 @@ class Ranks:
 
     def __init__(self, torch: Any) -> None:
         # Every rank makes its checkpointers in the same order.
-        self._name = f"flatout/checkpoint/{next(_made)}"
+        self._name = f"checkpoint/{next(_made)}"
         self._agreed = 0
-        self._store = store_of_ranks()
+        self._store = words_of_this_life()
         self.rank = torch.distributed.get_rank() if self._store is not None else 0
         self.count = torch.distributed.get_world_size() if self._store is not None else 1
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.records.errors import CallerMistake, JobFailed
-from flatout.runtime.stopping import store_of_ranks
+from flatout.runtime.meeting import words_of_this_life
 
 _FROM_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start several processes and leave it to each to find the others.
@@ -36,9 +36,9 @@ class Joined:
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         self.device = device
         self.timeout_s = timeout_s
-        self._store = store_of_ranks()
+        self._store = words_of_this_life()
         # Every rank joins in the same order; words of one training are not another's.
-        self._name = f"flatout/parallel/{next(_made)}"
+        self._name = f"parallel/{next(_made)}"
         self._barriers = 0
         _in_use.add(self._name)
 
