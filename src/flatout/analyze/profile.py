@@ -42,7 +42,7 @@ def build_profile(
     counted_in: Path | None = None,
 ) -> Profile:
     """The profile of a trial that made at least one update; operations may have been counted in another."""
-    ranks = read_ranks(folder)
+    ranks = last_of_each(read_ranks(folder))
     lead = ranks[0]
     about = lead.about
     window = window_of(lead)
@@ -97,7 +97,7 @@ def build_profile(
         gradient_norms=tuple(
             _mean(one["gradient_norms"]) for one in window.steps[:_LIST_AT_MOST] if one["gradient_norms"]
         ),
-        ranks=tuple(rank_use(rank) for rank in last_of_each(ranks)),
+        ranks=tuple(rank_use(rank) for rank in ranks),
         trial=trial,
         parameters=(about.get("holds") or {}).get("parameters"),
         optimizers=tuple(about.get("optimizers") or ()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.recorded import recordings
-from flatout.analyze.steps import RankSteps, loss_of, read_ranks
+from flatout.analyze.steps import RankSteps, last_of_each, loss_of, read_ranks
 from flatout.analyze.straggling import straggler
 from flatout.diagnose import policy
 from flatout.memory.autopsy import restart_with
@@ -137,16 +137,18 @@ def plan_after(plan: Plan, found: Autopsy) -> Plan | None:
 def _job_run(
     plan: Plan, command: JobCommand, run: str, place: Path, ending: Ending, seen: SeenLosses | None
 ) -> JobRun:
-    ranks = read_ranks(place)
+    everyone = read_ranks(place)
+    ranks = last_of_each(everyone)
     about = ranks[0].about if ranks else {}
     told = about.get("levers") or {}
     dropped = {name: facts["dropped"] for name, facts in told.items() if "dropped" in facts}
     refused = [one["reason"] for one in about.get("loader_overrides", ()) if not one["applied"]]
     if refused:
         dropped["loader"] = refused[0]
-    steps = len(ranks[0].steps) if ranks else 0
+    before = [one for one in everyone if one not in ranks and one.rank == ranks[0].rank]
+    steps = sum(len(one.steps) for one in (*before, *ranks[:1]))
     profile = None
-    if steps >= 3:
+    if ranks and len(ranks[0].steps) >= 3:
         trial = Trial(
             name="run",
             folder=str(place),
@@ -174,12 +176,12 @@ def _job_run(
         promised_samples_per_s=promised,
         # The model's operations for a sample are what they were when the plan was made.
         mfu=plan.mfu * samples_per_s / promised if plan.mfu and promised and samples_per_s else None,
-        guard=_continued(plan, now, ranks, seen) if plan.levers else None,
+        guard=_continued(plan, now, everyone, seen) if plan.levers else None,
         alarms=tuple(alarms_in(place)),
         hangs=ending.hangs,
         ended_by_us=ending.ended_by_us,
         asked=ending.asked,
-        losses_not_finite=_losses_not_finite(ranks),
+        losses_not_finite=_losses_not_finite(everyone),
         updates=Updates(**about["finite_updates"]) if "finite_updates" in about else None,
         not_finite=not_finite_in(place),
         debug=about.get("debug") or {},
