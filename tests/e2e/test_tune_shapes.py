@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(600)
 
 # Attention by hand, at a size where writing the scores down is what takes the time.
+# Long enough that a fused kernel is more than twice as fast, whatever else the machine does.
 ATTENTION = """
 import sys, torch
 from torch import nn
@@ -26,7 +27,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-        self.register_buffer("mask", torch.tril(torch.ones(512, 512)))
+        self.register_buffer("mask", torch.tril(torch.ones(768, 768)))
     def forward(self, x):
         q, k, v = self.qkv(x).view(*x.shape[:2], 2, 24).transpose(1, 2).split(8, dim=3)
         scores = (q @ k.transpose(-2, -1)) / 8**0.5
@@ -35,7 +36,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100000):
-    x = torch.randn(2, 512, 16)
+    x = torch.randn(1, 768, 16)
     loss = (model(x) - x).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -282,8 +283,7 @@ def test_an_interrupted_tuning_goes_on(place: Place) -> None:
 
 @pytest.mark.full
 def test_less_memory(place: Place) -> None:
-    wide = ATTENTION.replace("randn(4, 256, 16)", "randn(32, 256, 16)")
-    place.script(wide)
+    place.script(ATTENTION.replace("randn(1, 768, 16)", "randn(6, 768, 16)"))
     found = tuned(place, "--goal", "memory", "--only", "attention", "train.py")
     assert kept(found) == ["attention"], found
     assert found["best"]["peak_bytes"] < found["baseline"]["peak_bytes"]
