@@ -7,22 +7,7 @@ import pytest
 
 from flatout.runtime.meeting import Meeting
 from flatout.runtime.stopping import Stop
-
-
-class Store:
-    """As torch's stores are, and as they stay when ranks are started again."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.values[key]
+from tests.fakes.rank_store import RankStore
 
 
 def met(ranks: list[Meeting]) -> list[str]:
@@ -42,7 +27,7 @@ def met(ranks: list[Meeting]) -> list[str]:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_all_know_the_same_life(count: int) -> None:
-    store = Store()
+    store = RankStore()
     lives = met([Meeting(store, rank, count) for rank in range(count)])
     assert len(set(lives)) == 1
     assert lives[0]
@@ -50,7 +35,7 @@ def test_all_know_the_same_life(count: int) -> None:
 
 @pytest.mark.parametrize("first_looks", [0, 1])
 def test_words_of_the_life_before_are_not_taken(first_looks: int) -> None:
-    store = Store()
+    store = RankStore()
     before = met([Meeting(store, rank, 2) for rank in range(2)])[0]
     again = [Meeting(store, rank, 2) for rank in range(2)]
     assert again[first_looks].look() == ""
@@ -61,7 +46,7 @@ def test_words_of_the_life_before_are_not_taken(first_looks: int) -> None:
 
 
 def test_the_first_answers_who_came_late_and_not_who_was_there_before() -> None:
-    store = Store()
+    store = RankStore()
     Meeting(store, 1, 2)  # it showed itself, and was killed
     first = Meeting(store, 0, 2)
     assert first.look() == ""
@@ -71,7 +56,7 @@ def test_the_first_answers_who_came_late_and_not_who_was_there_before() -> None:
 
 
 def test_nobody_goes_on_before_the_last_has_come() -> None:
-    store = Store()
+    store = RankStore()
     first, second = Meeting(store, 0, 3), Meeting(store, 1, 3)
     for _ in range(5):
         assert (first.look(), second.look()) == ("", "")

@@ -13,6 +13,7 @@ import pytest
 
 from flatout.runtime import stopping
 from flatout.runtime.stopping import Stop, call_no_ranks_from_signals
+from tests.fakes.rank_store import RankStore
 
 
 @pytest.fixture
@@ -82,27 +83,9 @@ def test_another_thread_leaves_signals_alone(stop: Stop) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-class Store:
-    """As torch's stores are."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
-        if self.values.get(key, "") == expected:
-            self.values[key] = wanted
-        return self.values[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-
 @pytest.mark.parametrize("ahead", [-1, 0, 1])
 def test_ranks_stop_at_the_same_step_whoever_is_ahead(ahead: int) -> None:
-    store, told, other = Store(), Stop(), Stop()
+    store, told, other = RankStore(), Stop(), Stop()
     told.listen = other.listen = lambda: False  # type: ignore[method-assign]
     for _ in range(5):
         told.requested(store)

@@ -89,8 +89,8 @@ def _attend_by_kernel(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    fits = attention_mask is not None and attention_mask.dtype == torch.bool and query.shape[2] == 1
-    if not fits or attention_mask is None or not has_kernel(query, key, value):
+    is_bool = attention_mask is not None and attention_mask.dtype == torch.bool
+    if attention_mask is None or not is_bool or query.shape[2] != 1 or not has_kernel(query, key, value):
         return _attend(module, query, key, value, attention_mask, scaling, **others)
     return by_kernel(query, key, value, attention_mask, scaling), None
 
