@@ -160,11 +160,16 @@ def test_events_that_make_no_sense_harm_nobody(tmp_path: Path) -> None:
 
 
 def test_whoever_tells_may_fail_as_well(tmp_path: Path) -> None:
-    def broken(_text: str) -> None:
+    said: list[str] = []
+
+    def broken(text: str) -> None:
+        said.append(text)
         raise OSError("the terminal was closed")
 
     with living(tmp_path / "nowhere", tell=broken) as job, job.life(tmp_path / "nowhere" / "job"):
+        until(lambda: said, "a word that cannot be told")
         time.sleep(3 * OFTEN_S)
+    assert len(said) == 1
 
 
 def test_an_end_by_an_exception_is_written_down(tmp_path: Path) -> None:
