@@ -145,8 +145,17 @@ def saved_by_us(training: Training, checkpointer: Any, number: int) -> dict[str,
         "problem": checkpointer.problem(),
         "steps_meanwhile": len(meanwhile),
         "steps_meanwhile_ms": statistics.fmean(meanwhile) if meanwhile else None,
+        "percentiles_of_steps_meanwhile_ms": percentiles(meanwhile),
         "longest_steps_meanwhile_ms": sorted(meanwhile)[-5:],
     }
+
+
+def percentiles(steps_ms: list[float]) -> dict[str, float]:
+    """Tells steps that all take a little longer from a few that take much longer."""
+    if len(steps_ms) < 2:
+        return {}
+    cuts = statistics.quantiles(steps_ms, n=100)
+    return {f"p{share}": cuts[share - 1] for share in (50, 75, 90, 95, 99)}
 
 
 def summed_up(step_ms: float, ours: list[dict[str, Any]], theirs_ms: float) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def test_nothing_waits_and_the_values_are_those_of_the_calls(tmp_path: Path) -> 
         torch.cuda.set_sync_debug_mode("error")
         torch.cuda._sleep(LONG)
         began = time.perf_counter()
-        for step in range(1, 201):
+        # Some eight launches each: a driver holds a thousand that have not begun, and lets the host wait then.
+        for step in range(1, 61):
             loss.add_(0.5)
             flatout.log({"loss": loss, "half": (loss / 4).bfloat16(), "whole": whole, "lr": 0.1}, step=step)
             whole.add_(1)
@@ -78,7 +79,7 @@ def test_nothing_waits_and_the_values_are_those_of_the_calls(tmp_path: Path) -> 
         done = flatout.log.flush(60)
         torch.cuda.set_sync_debug_mode("default")
         nan = torch.tensor(float("nan"))
-        flatout.log({"odd": nan, "big": torch.tensor(float("inf"))}, step=201)
+        flatout.log({"odd": nan, "big": torch.tensor(float("inf"))}, step=61)
         tell(still_busy=still_busy, done=done, took_s=took_s, dropped=flatout.log.dropped)
         """,
         tmp_path,
@@ -87,14 +88,14 @@ def test_nothing_waits_and_the_values_are_those_of_the_calls(tmp_path: Path) -> 
     assert found["done"]
     assert found["dropped"] == 0
     points = {point.step: point.values for point in logged(tmp_path)}
-    assert list(points) == list(range(202))
-    for step in range(1, 201):
+    assert list(points) == list(range(62))
+    for step in range(1, 61):
         assert points[step]["loss"] == 0.5 * step
         assert points[step]["whole"] == float((1 << 40) + step - 1)
         assert points[step]["half"] == pytest.approx(0.5 * step / 4, rel=2**-8)
         assert points[step]["lr"] == 0.1
-    assert points[201]["big"] == float("inf")
-    assert points[201]["odd"] != points[201]["odd"]
+    assert points[61]["big"] == float("inf")
+    assert points[61]["odd"] != points[61]["odd"]
 
 
 def test_captures_stay_whole_while_values_are_on_their_way_and_while_somebody_logs(tmp_path: Path) -> None:

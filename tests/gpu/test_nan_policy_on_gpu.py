@@ -213,4 +213,4 @@ def test_switches_of_a_gpu(tmp_path: Path) -> None:
         assert done.stderr.count(place) == 1
     [path] = tmp_path.glob(".flatout/runs/*/job.json")
     [history] = json.loads(path.read_text())["memory_histories"]
-    assert Path(history).stat().st_size > 0
+    assert (tmp_path / history).stat().st_size > 0
