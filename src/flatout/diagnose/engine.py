@@ -1,4 +1,4 @@
-"""Runs every rule over what a run showed; the finding that should give most comes first."""
+"""Runs every rule over what a run showed; what harms the job comes first, then what should give most."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from flatout.analyze.facts import job_facts
 from flatout.analyze.profile import Peaks
 from flatout.diagnose.catalogue import RULES
-from flatout.diagnose.rule import Seen
+from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding
 from flatout.records.profile import Profile
 
@@ -25,7 +25,7 @@ def diagnose(
 
 def findings_of(seen: Seen) -> tuple[Finding, ...]:
     """What every rule has to say. One that breaks is left out: the others go on."""
-    found = []
+    found: list[tuple[Rule, Finding]] = []
     for rule in RULES:
         try:
             finding = rule.look(seen)
@@ -33,7 +33,9 @@ def findings_of(seen: Seen) -> tuple[Finding, ...]:
             broken = f"this rule broke: {type(error).__name__}: {error}"
             finding = rule.finding(broken, "the same with --debug, and report it", severity="low")
         if finding is not None:
-            found.append(finding)
-    return tuple(
-        sorted(found, key=lambda one: (-(one.predicted_speedup or 1.0), _SEVERITIES.index(one.severity)))
-    )
+            found.append((rule, finding))
+    return tuple(finding for _, finding in sorted(found, key=lambda one: _order(*one)))
+
+
+def _order(rule: Rule, finding: Finding) -> tuple[bool, float, int]:
+    return not rule.harms, -(finding.predicted_speedup or 1.0), _SEVERITIES.index(finding.severity)

@@ -56,6 +56,8 @@ class Rule:
     look: Look
     # Levers that answer it.
     levers: tuple[str, ...] = ()
+    # The job dies of it, or learns something else than is meant: told before all that only takes time.
+    harms: bool = False
 
     @property
     def explanation(self) -> str:

@@ -21,4 +21,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F506", "gradients that are never zeroed", look)
+RULE = Rule("F506", "gradients that are never zeroed", look, harms=True)

@@ -33,7 +33,8 @@ def look(seen: Seen) -> Finding | None:
         f"each step leaves {size_in_words(slope)} behind{between}{left}{held}",
         holder.fix if holder is not None else _FIX,
         where=tuple(one.where for one in memory.holders if one.where is not None),
+        severity="high",
     )
 
 
-RULE = Rule("F505", "memory that grows", look)
+RULE = Rule("F505", "memory that grows", look, harms=True)

@@ -8,12 +8,15 @@ that is compiled already.
 
 from flatout.diagnose import policy
 from flatout.diagnose.rule import Rule, Seen, without
+from flatout.diagnose.rules.eager_attention import is_written_out, share_of_scores
 from flatout.records.finding import Finding
 
 
 def look(seen: Seen) -> Finding | None:
     """The share of kernels that are bound by memory."""
     share = seen.share("memory_bound")
+    if is_written_out(seen):  # a finding of its own, which says what to do about it
+        share -= share_of_scores(seen) or 0.0
     if share < policy.MEMORY_BOUND or seen.job.habit("compiles"):
         return None
     trace = seen.profile.trace
