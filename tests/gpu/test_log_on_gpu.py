@@ -64,7 +64,7 @@ def test_nothing_waits_and_the_values_are_those_of_the_calls(tmp_path: Path) -> 
         torch.cuda.set_sync_debug_mode("error")
         torch.cuda._sleep(LONG)
         began = time.perf_counter()
-        # Some eight launches each: a driver holds a thousand that have not begun, and lets the host wait then.
+        # Some eight launches each: a driver holds a thousand that have not begun, then the host waits.
         for step in range(1, 61):
             loss.add_(0.5)
             flatout.log({"loss": loss, "half": (loss / 4).bfloat16(), "whole": whole, "lr": 0.1}, step=step)
