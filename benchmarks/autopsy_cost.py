@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.machine import write
 
-_BLOCKS, _STEPS, _TURNS = 12, 20, 12
+_BLOCKS, _STEPS, _TURNS = 12, 20, 8
 
 
 def step_of(width: int, tokens: int) -> Any:

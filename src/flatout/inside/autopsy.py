@@ -1,8 +1,7 @@
 """At the moment when there is no memory left: what held it, noted before the job goes.
 
-torch's allocator tells observers that it is about to give up. What it holds then, and from which lines that
-was asked for, is in its own snapshot, where it has kept the stacks of what lives: those are kept from the
-first use of the device on, and nothing else is.
+torch's allocator tells observers that it is about to give up. What it holds then is in its own snapshot, with
+the lines that asked for it where their stacks were kept (allocation_stacks.py).
 """
 
 import json
@@ -11,6 +10,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.allocation_stacks import AllocationStacks
 from flatout.inside.calls import Files, way_of
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.inside.snapshot_file import keep_snapshot
@@ -30,6 +30,7 @@ class AutopsyTap:
         self._session = session
         self._hook: Any = None
         self._noted = False
+        self._stacks = AllocationStacks(session.torch)
 
     def install(self) -> None:
         """See an exception that ends the job, and the device's allocator as soon as there is one."""
@@ -43,12 +44,18 @@ class AutopsyTap:
         """The script's own hook, where nobody has put another on top."""
         if sys.excepthook == self._at_the_end:
             sys.excepthook = self._hook
+        self._stacks.end()
+
+    def look(self) -> None:
+        """After some of the updates."""
+        session = self._session
+        if session.on_gpu and session.device is not None:
+            self._stacks.look(session.updates, session.device)
 
     def _watch_the_device(self) -> None:
         try:
-            torch = self._session.torch
-            torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")  # noqa: SLF001
-            torch._C._cuda_attach_out_of_memory_observer(self._on_device)  # noqa: SLF001
+            self._session.torch._C._cuda_attach_out_of_memory_observer(self._on_device)  # noqa: SLF001
+            self._stacks.begin()
         except Exception as error:  # noqa: BLE001 - an older torch, or the script records itself
             self._session.fail("autopsy", error)
 
@@ -68,6 +75,7 @@ class AutopsyTap:
                     "free_bytes": free,
                     "allocated_bytes": stats["allocated_bytes.all.current"],
                     "reserved_bytes": stats["reserved_bytes.all.current"],
+                    "stacks_kept": self._stacks.are_kept,
                     **found,
                 }
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.inside import stopping
+from flatout.inside.autopsy import AutopsyTap
 from flatout.inside.bench import Bench
 from flatout.inside.calls_as_steps import CallsTap
 from flatout.inside.cleanup import CleanupTap
@@ -90,6 +91,7 @@ class Session:
         self.cleanup: CleanupTap | None = None
         self.in_backward = False
         self._memory: MemoryTap | None = None
+        self._autopsy: AutopsyTap | None = None
         self._compiler: CompilerTap | None = None
         self._writer: EventWriter | None = None
         self.heart: Heart | None = None
@@ -117,6 +119,7 @@ class Session:
             if name in TAPS:
                 self._install(name, TAPS[name])
         self._memory = self.tap("memory", MemoryTap)
+        self._autopsy = self.tap("autopsy", AutopsyTap)
         self._compiler = self.tap("compiler", CompilerTap)
         self.habits = self.tap("habits", HabitsTap)
         self.cleanup = self.tap("cleanup", CleanupTap)
@@ -197,6 +200,8 @@ class Session:
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
                 self.fail("memory", error)
                 self._memory = None
+            if self._autopsy is not None:
+                self.guarded("autopsy", self._autopsy.look)
         if updates <= LEARN_AT or self._unsettled:
             self._unsettled = late
             self._first_updates.settle()

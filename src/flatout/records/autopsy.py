@@ -42,6 +42,8 @@ class OutOfMemory:
     holders: tuple[Holder, ...] = ()
     # The same by the calls that led there, the largest first.
     stacks: tuple[MemoryStack, ...] = ()
+    # Whether lines were kept until then; else those of what was asked for lately are not known.
+    stacks_kept: bool = True
     # Where the script was, in which part of a step, and after how many updates.
     where: str = ""
     phase: str = ""
