@@ -60,7 +60,18 @@ from flatout.monitor.sampling import MachineSampler
 sampler = MachineSampler(every_s={every}).__enter__()
 sampler.wait_until_complete(30)
 """
+# What watches a job that Flatout runs: its GPUs alone.
+_SAMPLER = """
+from flatout import __version__ as version
+from flatout.hardware.machine import default_sources
+sources = [(source, source.discover().devices) for source in default_sources() if source.vendor == "nvidia"]
+"""
+_SAMPLER_NAME = "flatout's sampler of a job's GPUs, 10 times a second"
 _TOOLS: dict[str, tuple[str, str]] = {
+    _SAMPLER_NAME: (
+        _SAMPLER,
+        "[source.sample(found, thoroughly=False) for source, found in sources if found]",
+    ),
     "flatout watch": (_FLATOUT, "frame_line(sampler.frame())"),
     "nvitop": (
         "import nvitop; from nvitop import take_snapshots; version = nvitop.__version__",
@@ -262,10 +273,12 @@ def main() -> None:
         **{
             name: functools.partial(python_tool, name, chosen.seconds, 1.0, chosen.packages)
             for name in _TOOLS
+            if name != _SAMPLER_NAME
         },
         "nvidia-smi, looping": lambda: smi_loop(chosen.seconds, 1.0),
         "nvidia-smi, started anew": lambda: smi_anew(5),
         "flatout watch, 10 times a second": lambda: _ten_times(chosen.seconds / 2),
+        _SAMPLER_NAME: lambda: python_tool(_SAMPLER_NAME, chosen.seconds / 2, 0.1, None),
     }
     for name, measure in parts.items():
         found = result["tools"][name] = _tried(measure)

@@ -14,7 +14,7 @@ class EnergyFollower:
     """Takes samples one by one and keeps sums; samples of several devices may come mixed.
 
     A counter also covers the time between samples that are far apart, and the time in which a device did
-    not answer. Where it began anew (the driver was loaded again), the power of both ends counts instead.
+    not answer. Where it began anew (the driver was loaded again), or was not read yet, power counts instead.
     """
 
     def __init__(self) -> None:
@@ -58,55 +58,76 @@ def sum_energy(parts: Sequence[Energy]) -> Energy:
 class _OneDevice:
     def __init__(self) -> None:
         self._last: DeviceSample | None = None
-        self._counter_j = 0.0
-        self._power_j = 0.0
-        self._counter_s = 0.0
-        self._power_s = 0.0
-        self._missing_s = 0.0
+        # The newest sample with another reading of the counter than before: until it is read anew, samples
+        # repeat the last one.
+        self._counted: DeviceSample | None = None
+        self._by_counter = _Sum()
+        self._by_power = _Sum()
+        # By power since then, until the counter says it better.
+        self._since = _Sum()
         self._resets = 0
 
     def add(self, sample: DeviceSample) -> None:
-        if sample.state != "up":
+        last = self._last
+        if sample.state != "up" or (last is not None and sample.taken_at_unix_s <= last.taken_at_unix_s):
             return
-        last, self._last = self._last, sample
-        if last is None:
-            return
-        took_s = sample.taken_at_unix_s - last.taken_at_unix_s
-        if took_s <= 0:
-            self._last = last
-            return
-        by_counter = self._grown_j(last, sample, took_s)
-        by_power = _drawn_j(last, sample, took_s)
-        if by_counter is not None:
-            self._counter_j += by_counter
-            self._counter_s += took_s
-        elif by_power is not None:
-            self._power_j += by_power
-            self._power_s += took_s
-        else:
-            self._missing_s += took_s
+        self._last = sample
+        if last is not None:
+            self._since.add(_drawn_j(last, sample), sample.taken_at_unix_s - last.taken_at_unix_s)
+        if self._counted is None or sample.energy_total_mj is None:
+            self._count_from(sample)
+        elif sample.energy_total_mj != self._counted.energy_total_mj:
+            self._count(self._counted, sample)
 
-    def _grown_j(self, last: DeviceSample, sample: DeviceSample, took_s: float) -> float | None:
-        if last.energy_total_mj is None or sample.energy_total_mj is None:
-            return None
-        grown_j = (sample.energy_total_mj - last.energy_total_mj) / 1000
-        if grown_j < 0 or grown_j > _AT_MOST_W * took_s:
+    def _count_from(self, sample: DeviceSample) -> None:
+        """What came before is known by power alone."""
+        self._by_power.take(self._since)
+        self._since = _Sum()
+        self._counted = sample if sample.energy_total_mj is not None else None
+
+    def _count(self, before: DeviceSample, sample: DeviceSample) -> None:
+        took_s = sample.taken_at_unix_s - before.taken_at_unix_s
+        grown_j = ((sample.energy_total_mj or 0) - (before.energy_total_mj or 0)) / 1000
+        if 0 <= grown_j <= _AT_MOST_W * took_s:
+            self._by_counter.add(grown_j, took_s)
+            self._since, self._counted = _Sum(), sample
+        else:
             self._resets += 1
-            return None
-        return grown_j
+            self._count_from(sample)
 
     def total(self) -> Energy:
-        covered_s = self._counter_s + self._power_s
+        counter, power = self._by_counter, _Sum()
+        power.take(self._by_power)
+        power.take(self._since)
+        covered_s = counter.covered_s + power.covered_s
         return Energy(
-            joules=self._counter_j + self._power_j if covered_s > 0 else None,
-            source=_source(self._counter_s > 0, self._power_s > 0),
+            joules=counter.joules + power.joules if covered_s > 0 else None,
+            source=_source(counter.covered_s > 0, power.covered_s > 0),
             covered_s=covered_s,
-            missing_s=self._missing_s,
+            missing_s=power.missing_s,
             resets=self._resets,
         )
 
 
-def _drawn_j(last: DeviceSample, sample: DeviceSample, took_s: float) -> float | None:
+class _Sum:
+    def __init__(self) -> None:
+        self.joules = self.covered_s = self.missing_s = 0.0
+
+    def add(self, joules: float | None, took_s: float) -> None:
+        if joules is None:
+            self.missing_s += took_s
+        else:
+            self.joules += joules
+            self.covered_s += took_s
+
+    def take(self, other: "_Sum") -> None:
+        self.joules += other.joules
+        self.covered_s += other.covered_s
+        self.missing_s += other.missing_s
+
+
+def _drawn_j(last: DeviceSample, sample: DeviceSample) -> float | None:
+    took_s = sample.taken_at_unix_s - last.taken_at_unix_s
     if last.power_draw_mw is None or sample.power_draw_mw is None or took_s > GAP_S:
         return None
     return (last.power_draw_mw + sample.power_draw_mw) / 2000 * took_s

@@ -1,7 +1,9 @@
 """The GPUs that a job trains on, sampled from outside while it runs: energy, clock limits, idle time."""
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 import psutil
@@ -23,6 +25,7 @@ _VENDORS: Mapping[str, tuple[Vendor, ...]] = {
     "xpu": ("intel",),
     "mps": ("apple",),
 }
+_THOROUGHLY_EVERY_S = 10.0
 NOT_YET = "on what it trains is known after its first updates"
 
 
@@ -38,6 +41,7 @@ class OwnDevices:
         self._last: dict[str, DeviceSample] = {}
         self._energy = EnergyFollower()
         self._throttling: ThrottlingFollower | None = None
+        self._thorough_at = -math.inf
         # Why there are none, and seconds for which no kernel ran on those that there are.
         self.reason = NOT_YET
         self.idle_s = 0.0
@@ -61,8 +65,10 @@ class OwnDevices:
                 self.reason = f"it trains on {'the CPU' if kind == 'cpu' else kind}"
 
     def sample(self) -> None:
-        """One sample of each; what changes slowly is read once: nothing here is made of it."""
-        thoroughly = not self._last
+        """One sample of each; what is dear to read, the counter of energy among it, comes now and then."""
+        thoroughly = time.monotonic() >= self._thorough_at + _THOROUGHLY_EVERY_S
+        if thoroughly:
+            self._thorough_at = time.monotonic()
         for source in {id(source): source for source, _ in self._own.values()}.values():
             own = [device for of, device in self._own.values() if of is source]
             for sample in source.sample(own, thoroughly=thoroughly):

@@ -86,3 +86,22 @@ def test_following_keeps_sums_and_no_samples() -> None:
     gc.collect()
     assert follower.total().joules == pytest.approx(500 * 199)
     assert sum(found() is not None for found in seen) == 1
+
+
+def test_a_counter_that_is_read_now_and_then_is_filled_up_by_power_until_it_moves() -> None:
+    follower = EnergyFollower()
+    for second in range(5):
+        follower.add(sample(second, 500, 1000))
+    found = follower.total()
+    assert (found.joules, found.source) == (pytest.approx(2000.0), "power")
+    follower.add(sample(5, 500, 3600))
+    found = follower.total()
+    assert (found.joules, found.source, found.covered_s) == (pytest.approx(2600.0), "counter", 5.0)
+    follower.add(sample(6, 500, 3600))
+    found = follower.total()
+    assert (found.joules, found.source) == (pytest.approx(3100.0), "counter and power")
+
+
+def test_a_counter_that_comes_and_goes_counts_where_it_is() -> None:
+    found = energy([sample(0, 100), sample(1, 100, 500), sample(2, 100, 700), sample(3, 100), sample(4, 100)])
+    assert (found.joules, found.covered_s) == (pytest.approx(100 + 200 + 100 + 100), 4.0)
