@@ -61,10 +61,11 @@ def _refuse_to_guess(first: Device, devices: Sequence[Device], environment: Mapp
     seen = {"amd": visible_amd_devices, "intel": visible_intel_devices}.get(first.vendor)
     found = seen(devices, environment) if seen is not None else None
     if found is not None and found.devices is None:
+        kind = "cuda" if first.vendor == "amd" else "xpu"
         raise CallerMistake(
             found.reason,
             expected="numbers there, or the device by name",
-            remedy=f"--device {'cuda' if first.vendor == 'amd' else 'xpu'}:{first.index}   # as the vendor's tools count",
+            remedy=f"--device {kind}:{first.index}   # as the vendor's tools count",
         )
 
 
