@@ -55,8 +55,10 @@ def fleet_dashboard() -> str:
             "Jobs by MFU, lowest first", "sort(flatout_job_mfu_ratio)", "run", "instance", unit="percentunit"
         ),
         table(
-            "Jobs without a checkpoint for an hour",
-            "(time() - flatout_job_checkpoint_timestamp_seconds > 3600) and on (instance, run) "
+            "Jobs without a known checkpoint for an hour",
+            "((time() - flatout_job_checkpoint_timestamp_seconds > 3600) or "
+            "(time() - flatout_job_started_timestamp_seconds > 3600 unless on (instance, run) "
+            "flatout_job_checkpoint_timestamp_seconds)) and on (instance, run) "
             '(flatout_job_state{state="ended"} == 0)',
             "run",
             "instance",

@@ -3,6 +3,7 @@
 Every planted fault that fires is counted in `fired`, so that a test can show that it really happened.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -29,12 +30,12 @@ VERSION_MISMATCH = 18
 UNKNOWN = 999
 
 
+@dataclasses.dataclass(frozen=True)
 class Handle:
     """What NVML hands out for a GPU, or for a MIG instance of it."""
 
-    def __init__(self, gpu: int, instance: int | None = None) -> None:
-        self.gpu = gpu
-        self.instance = instance
+    gpu: int
+    instance: int | None = None
 
 
 class FakeNvml:

@@ -82,6 +82,11 @@ class NvmlWithLimits(FakeNvml):
         with self.state() as whole:
             whole["faults"] = {}
 
+    def keep_in(self, step_mw: int) -> None:
+        """From now on limits are kept in steps of this, rounded down."""
+        with self.state() as whole:
+            whole["kept_in_mw"] = step_mw
+
     def hold_by(self, *pids: int) -> None:
         with self.state() as whole:
             whole["holders"] = list(pids)
@@ -108,7 +113,7 @@ class NvmlWithLimits(FakeNvml):
         if not one["min_mw"] <= limit_mw <= one["max_mw"]:
             raise pynvml.NVMLError(INSUFFICIENT_RANGE)
         _charge(whole, handle.gpu)
-        one["limit_mw"] = limit_mw
+        one["limit_mw"] = limit_mw - limit_mw % whole.get("kept_in_mw", 1)
         whole["sets"].append([handle.gpu, limit_mw, os.getpid()])
 
     def _energy(self, whole: dict[str, Any], handle: Handle) -> int:

@@ -26,7 +26,12 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--otlp", metavar="URL", help="Push to an OpenTelemetry collector; needs flatout[otel].")
 @click.option("--tls-cert", type=_FILE, metavar="FILE", help="Serve over TLS with this certificate.")
 @click.option("--tls-key", type=_FILE, metavar="FILE", help="The certificate's key.")
-@click.option("--token-file", type=_FILE, metavar="FILE", help="Answer only to this bearer token.")
+@click.option(
+    "--token-file",
+    type=_FILE,
+    metavar="FILE",
+    help="Answer only to this bearer token; --otlp sends it to the collector, too.",
+)
 @click.option("--dcgm-names", is_flag=True, help="The names of NVIDIA's dcgm-exporter beside our own.")
 @click.option(
     "--every",
@@ -148,7 +153,13 @@ def _request(
 
 
 def _export(output: Output, request: "ExportRequest", *, once: bool) -> None:
-    from flatout.monitor.export.running import FIRST_LOOK_S, exporter_for, run_export, run_once
+    from flatout.monitor.export.running import (
+        FIRST_LOOK_S,
+        exporter_for,
+        run_export,
+        run_once,
+        sent_in_the_clear,
+    )
     from flatout.monitor.sampling import MachineSampler
     from flatout.records.exporting import ExportStarted
 
@@ -164,8 +175,10 @@ def _export(output: Output, request: "ExportRequest", *, once: bool) -> None:
                 output.notice(f"exporting to {place}" if place != started.url else f"serving {place}")
 
     with MachineSampler(every_s=request.every_s, roots=request.roots) as sampler:
-        exporter = exporter_for(request, sampler.frame)
+        exporter = exporter_for(request, sampler.frame, sampler.failures)
         if once:
+            for warning in sent_in_the_clear(request.otlp_url, request.security):
+                output.notice(f"warning: {warning}")
             with output.progress("looking at this machine"):
                 # Some figures are of the time between two samples.
                 sampler.wait_until_complete(FIRST_LOOK_S, samples=2)

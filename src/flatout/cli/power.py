@@ -145,7 +145,6 @@ def _insist_on_one_wish(job: str | None, *, restore: bool, **wish: Any) -> None:
 
 def _restore(output: Output, controls: "PowerControls") -> int:
     from flatout.monitor.power.claims import take_news
-    from flatout.monitor.power.restoring import restore_all
     from flatout.monitor.power.unfinished import restored_now
     from flatout.records.places import power_folder
     from flatout.records.power import PowerHere
@@ -153,10 +152,8 @@ def _restore(output: Output, controls: "PowerControls") -> int:
 
     folder = power_folder()
     notes = take_news(folder)
-    restored, problems = restored_now(folder, controls)
-    more, worse = restore_all(folder, controls, purpose="kept")
-    outcomes = (*restored, *more)
-    notes += [*problems, *worse]
+    outcomes, problems = restored_now(folder, controls, ("claim", "kept"))
+    notes += problems
     if not outcomes and not notes:
         notes = ["no power limit is changed by Flatout here: there is nothing to put back"]
     here = PowerHere(restored=outcomes, notes=tuple(notes))
@@ -164,7 +161,7 @@ def _restore(output: Output, controls: "PowerControls") -> int:
         output.document("power", 1, here)
     else:
         draw_power_here(here, output.console())
-    return _code(outcomes)
+    return EXIT_FINDING if problems else _code(outcomes)
 
 
 def _here(output: Output, pairs: "Sequence[Pair]", controls: "PowerControls", gpus: tuple[int, ...]) -> int:

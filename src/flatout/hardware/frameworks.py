@@ -35,6 +35,7 @@ class Probe:
         self._deadline = time.monotonic() + timeout_s
         self._child: subprocess.Popen[bytes] | None = None
         self._refusal = ""
+        self._is_over = False
         source = program or Path(str(resources.files("flatout.hardware.probes") / "compute.py"))
         try:
             self._child = subprocess.Popen(
@@ -68,7 +69,9 @@ class Probe:
 
     def cancel(self) -> None:
         """End the child and everything it started. Safe to call at any time."""
-        if self._child is not None:
+        # Once: after that, its number may be somebody else's.
+        if self._child is not None and not self._is_over:
+            self._is_over = True
             end_child(self._child)
 
 

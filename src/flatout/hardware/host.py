@@ -65,7 +65,7 @@ def read_place(purpose: str, path: Path) -> Place:
     return Place(
         purpose=purpose,
         path=str(path),
-        filesystem=_filesystem(standing),
+        filesystem=_filesystem(_resolved(standing)),
         unknown=fields.unknown,
         **fields.values,
     )
@@ -174,6 +174,13 @@ def _filesystem(path: Path) -> str:
         if (inside or partition.mountpoint == "/") and len(partition.mountpoint) >= len(best):
             best, kind = partition.mountpoint, partition.fstype
     return kind
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a loop of links, or a folder that was deleted under our feet
+        return path
 
 
 def _present(path: Path) -> Path:

@@ -17,9 +17,9 @@ from flatout.hardware.host import read_host
 from flatout.hardware.intel import IntelSource
 from flatout.hardware.kernel_log import kernel_xids
 from flatout.hardware.nvidia.source import NvidiaSource
-from flatout.hardware.protocol import DeviceSource
+from flatout.hardware.protocol import DeviceSource, Discovery
 from flatout.hardware.torch_devices import complete_with_torch
-from flatout.records.device import Device, DeviceSample
+from flatout.records.device import Device, DeviceSample, Vendor
 from flatout.records.machine import FrameworkName, Machine, VendorStatus
 
 # Variables that change how a job runs. Values that could be secret are never taken.
@@ -47,11 +47,16 @@ def discover_devices(
         found = source.discover()
         devices += found.devices
         samples += source.sample(found.devices) if found.devices else []
-        vendors += [
-            VendorStatus(vendor=source.vendor, problem_code=p.code, problem=p.evidence, fix=p.fix)
-            for p in found.problems
-        ] or [VendorStatus(vendor=source.vendor, absent_reason=found.absent_reason)]
+        vendors += vendor_statuses(source.vendor, found)
     return devices, samples, vendors
+
+
+def vendor_statuses(vendor: Vendor, found: Discovery) -> tuple[VendorStatus, ...]:
+    """How a vendor's driver answered: a status for each problem, or one that says that there is none."""
+    return tuple(
+        VendorStatus(vendor=vendor, problem_code=p.code, problem=p.evidence, fix=p.fix)
+        for p in found.problems
+    ) or (VendorStatus(vendor=vendor, absent_reason=found.absent_reason),)
 
 
 def gather_machine(

@@ -15,7 +15,7 @@ _HOLDS_MUCH_BYTES = 256 << 20
 
 
 class Disturbance:
-    """Compares what all CPUs did with what we and our children did, from `start` to `words`."""
+    """Compares what all CPUs did with what we and our children did, from when it was made to `words`."""
 
     def __init__(self) -> None:
         self._wall_s = time.monotonic()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -22,6 +22,8 @@ from flatout.records.limits import DeviceLimits, MatmulResult, Measured, Measure
 from flatout.records.rated import Dtype
 
 TIMEOUT_S = 300.0
+# A child that has said its last word; writing a core down takes seconds, a wedged driver for ever.
+_ENDS_WITHIN_S = 15.0
 
 # (stage, how many are done, how many there are)
 OnStage = Callable[[str, int, int], None]
@@ -138,10 +140,13 @@ class _Child:
                 expected="a result in well under a minute",
                 remedy="flatout doctor   # does the device answer, and is it busy?",
             )
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_ENDS_WITHIN_S)
+            how = f"died of signal {-code}" if code < 0 else f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            how = "fell silent, and its process does not end"
         self._reader.join(timeout=1)
         lines = self._complaints.decode(errors="replace").strip().splitlines()
-        how = f"died of signal {-code}" if code < 0 else f"ended with {code}"
         return ChildFailed(
             f"measuring {target.device.name} {how}" + (f": {lines[-1]}" if lines else ""),
             expected="a result",
@@ -155,7 +160,35 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     orders = [DeviceOrder(device=job.target.torch_device, dtypes=job.dtypes) for job in jobs]
     environment = {name: value for job in jobs for name, value in job.target.environment.items()}
     reader, writer = os.pipe()
-    process = subprocess.Popen(
+    events = os.fdopen(reader, "rb")
+    try:
+        process = _started(orders, environment, writer)
+    except BaseException:
+        events.close()
+        raise
+    finally:
+        os.close(writer)
+    child = _Child(process, events)
+
+    def give_up() -> None:
+        child.late = True
+        end_process_group(process.pid)
+
+    late = threading.Timer(timeout_s, give_up)
+    late.daemon = True
+    late.start()
+    try:
+        with events:
+            yield child
+    finally:
+        late.cancel()
+        end_child(process)
+
+
+def _started(
+    orders: Sequence[DeviceOrder], environment: Mapping[str, str], writer: int
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
         # -P: a statistics.py or torch.py in the user's folder is not ours to import.
         [
             sys.executable,
@@ -172,20 +205,3 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
         pass_fds=(writer,),
         start_new_session=True,
     )
-    os.close(writer)
-    events = os.fdopen(reader, "rb")
-    child = _Child(process, events)
-
-    def give_up() -> None:
-        child.late = True
-        end_process_group(process.pid)
-
-    late = threading.Timer(timeout_s, give_up)
-    late.daemon = True
-    late.start()
-    try:
-        with events:
-            yield child
-    finally:
-        late.cancel()
-        end_child(process)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from flatout.hardware.host import available_memory_bytes
 from flatout.hardware.visible import cuda_devices, visible_cuda_devices
+from flatout.hardware.visible_others import visible_amd_devices
 from flatout.records.device import Device
 from flatout.records.errors import CallerMistake
 
@@ -61,7 +62,10 @@ def _like(device: Device, devices: Sequence[Device], environment: Mapping[str, s
         seen = visible_cuda_devices(devices, environment).devices
         seen = cuda_devices(devices) if seen is None else seen
     else:
-        seen = tuple(other for other in devices if other.vendor == "amd")
+        visible = visible_amd_devices(devices, environment)
+        if visible.devices is None:
+            return visible.reason
+        seen = visible.devices
     same = [other for other in seen if other.name == device.name]
     if len(same) > 1 and device in same:
         return same

@@ -13,6 +13,9 @@ from flatout.runtime.who_holds import jobs_on, put_together
 FIRST_S = 1.0
 
 
+Pair = tuple[Device, DeviceSample]
+
+
 class JobsWatch:
     """Keeps the last table of processes, to tell what each has used of a core since."""
 
@@ -23,14 +26,18 @@ class JobsWatch:
         self._monotonic = monotonic
         self._before: tuple[float, Table] | None = None
 
-    def look(self, pairs: Sequence[tuple[Device, DeviceSample]], ended: threading.Event) -> ProcessesHere:
-        """Who holds these GPUs, and the jobs that run here; the first look takes a second."""
+    def look(self, gpus: Callable[[], Sequence[Pair]], ended: threading.Event) -> ProcessesHere:
+        """Who holds these GPUs, and the jobs that run here; the first look takes a second.
+
+        `gpus` is asked when that second is over: in it, drivers may have answered for the first time.
+        """
         if self._before is None:
             self._before = self._monotonic(), self._read()
             ended.wait(FIRST_S)
         at, earlier = self._before
         table, now = self._read(), self._monotonic()
         self._before = now, table
+        pairs = gpus()
         jobs = jobs_on(pairs, table)
         seconds = max(now - at, 1e-3)
         used = {one.pid: _share(one, earlier.by_pid, seconds) for job in jobs for one in job.members}

@@ -3,6 +3,8 @@
 import contextlib
 import gzip
 import io
+import os
+import stat
 import tempfile
 import zlib
 from array import array
@@ -13,7 +15,7 @@ from typing import IO, Self
 import msgspec
 
 from flatout.records.codec import document, schema_name
-from flatout.records.errors import CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
+from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
 from flatout.records.watching import FRAME_KIND, FRAME_VERSION, Frame
 
 MOST_BYTES = 256 << 20
@@ -23,6 +25,10 @@ _COMPRESSED = ".gz"
 # How zlib calls what gzip writes.
 _GZIP = 31
 _PIECE = 1 << 20
+_GZIP_BEGINNING = b"\x1f\x8b"
+_BEGINNING = f'{{"schema":"flatout.{FRAME_KIND}/'.encode()
+# Thousands of GPUs with all their processes take less; what is longer is no frame, and is not kept in memory.
+_LINE_MOST_BYTES = 64 << 20
 # So many frames at most are lost with a machine that loses its power.
 _FLUSH_EVERY = 10
 _REMEDY = "flatout watch --record FILE   # makes one"
@@ -41,6 +47,9 @@ class Recorder:
         self._frames = 0
         self._file: IO[bytes] | None = None
         self._raw: IO[bytes] | None = None
+        self._is_plain = False
+        for part in (aside(path), path):
+            _refuse_another(part)
         self._open()
 
     def __enter__(self) -> Self:
@@ -59,7 +68,7 @@ class Recorder:
             if self._frames % _FLUSH_EVERY == 0:
                 self._file.flush()
             # What is compressed comes out late; what is written by then counts.
-            if self._raw.tell() >= self._most_bytes // 2:
+            if self._is_plain and self._raw.tell() >= self._most_bytes // 2:
                 self.close()
                 self._path.replace(aside(self._path))
                 self._open()
@@ -77,14 +86,34 @@ class Recorder:
 
     def _open(self) -> None:
         try:
-            # Named pipes and devices cannot be put aside; a plain file of before is added to.
+            # A recording of before is added to.
             self._raw = self._path.open("ab")
+            # Pipes and devices stay where they are: whoever put /dev/null aside would break the machine.
+            self._is_plain = stat.S_ISREG(os.fstat(self._raw.fileno()).st_mode)
         except OSError as error:
             raise CannotWrite(
                 self._path, error, remedy="name a file in a folder that can be written"
             ) from error
         packed = self._path.suffix == _COMPRESSED
         self._file = gzip.GzipFile(fileobj=self._raw, mode="ab") if packed else self._raw  # type: ignore[assignment]
+
+
+def _refuse_another(path: Path) -> None:
+    """A script named by mistake is neither added to nor written over; pipes and devices hold nothing."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(_BEGINNING))
+    except OSError:
+        return  # whoever writes to it will hear why not
+    ours = _GZIP_BEGINNING if path.suffix == _COMPRESSED else _BEGINNING
+    if beginning and not beginning.startswith(ours):
+        raise CallerMistake(
+            f"{path} is there, and is no recording",
+            expected="a file of `flatout watch --record` to add to, or a new one",
+            remedy=f"--record {path.name}.watch.jsonl",
+        )
 
 
 def aside(path: Path) -> Path:
@@ -142,7 +171,7 @@ class Recording:
         self._file.seek(0)
         at = 0
         wanted = f'"{schema_name(FRAME_KIND, FRAME_VERSION)}"'.encode()
-        for text in self._file:
+        while text := self._file.readline(_LINE_MOST_BYTES):
             if wanted in text[:64] and _is_frame(text):
                 self._starts.append(at)
             else:
@@ -152,8 +181,7 @@ class Recording:
 
     def _refuse_foreign(self, text: bytes) -> None:
         """Another version's file is refused as a whole; a damaged line is left out."""
-        beginning = f'{{"schema":"flatout.{FRAME_KIND}/'.encode()
-        if text.startswith(beginning) and not self._starts:
+        if text.startswith(_BEGINNING) and not self._starts:
             found = text[len(b'{"schema":"') : 64].split(b'"')[0].decode(errors="replace")
             if found != schema_name(FRAME_KIND, FRAME_VERSION):
                 raise ForeignVersion(self._path, found, readable=repr(schema_name(FRAME_KIND, FRAME_VERSION)))

@@ -4,10 +4,11 @@ Each vendor has a thread: a driver that blocks makes its own devices stale and h
 Processes, which cost more, and live jobs have one each, too.
 """
 
+import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +20,8 @@ from flatout.hardware.machine import default_sources
 from flatout.hardware.protocol import DeviceSource
 from flatout.monitor.history import DeviceHistory
 from flatout.monitor.jobs_watch import JobsWatch
-from flatout.monitor.source_watch import SourceWatch
+from flatout.monitor.source_watch import SourceWatch, error_line
 from flatout.records.device import Device, DeviceSample
-from flatout.records.errors import EnvironmentProblem
 from flatout.records.live import LiveJob
 from flatout.records.processes import JobHere
 from flatout.records.watching import Frame, HostSample
@@ -36,6 +36,10 @@ _CLOSING_S = 0.5
 # Looking at processes takes at most this share of a core, however many there are, unless that were too rare.
 _JOBS_SHARE_MOST = 0.001
 _JOBS_PAUSE_MOST_S = 30.0
+
+# Something that the last look lacked is noticed this soon.
+_SOON_S = 0.05
+_PARTS = ("processes", "live jobs", "host")
 
 LookForLive = Callable[[Sequence[JobHere], Sequence[Path]], Sequence[LiveJob]]
 
@@ -68,8 +72,11 @@ class MachineSampler:
         self._jobs: tuple[JobHere, ...] = ()
         self._live: tuple[LiveJob, ...] = ()
         self._machine = HostSample()
-        self._notes: tuple[str, ...] = ()
-        self._jobs_seen, self._host_seen = threading.Event(), threading.Event()
+        self._notes: dict[str, tuple[str, ...]] = dict.fromkeys(_PARTS, ())
+        self._failures = dict.fromkeys(_PARTS, 0)
+        # Whether every driver had answered when processes were looked at: who holds a GPU, they alone know.
+        self._answered = False
+        self._jobs_seen, self._live_seen, self._host_seen = (threading.Event() for _ in range(3))
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -111,21 +118,25 @@ class MachineSampler:
             jobs=self._jobs,
             machine=self._machine,
             vendors=tuple(status for watch in self._watches for status in watch.vendors()),
-            notes=self._notes,
+            notes=tuple(note for notes in self._notes.values() for note in notes),
         )
+
+    def failures(self) -> dict[str, int]:
+        """How many looks ended in an error that nobody reckoned with, by what was looked at."""
+        return {**{watch.vendor: watch.failures for watch in self._watches}, **self._failures}
 
     def history(self, uuid: str) -> DeviceHistory:
         """What the device of this uuid (or `device_key`) did; empty where nobody has seen it."""
         for watch in self._watches:
-            if uuid in watch.histories:
-                return watch.histories[uuid]
+            if found := watch.histories.get(uuid):
+                return found
         return DeviceHistory(samples_kept=1, minutes_kept=1)
 
     def wait_until_complete(self, timeout_s: float, *, samples: int = 1) -> bool:
-        """Wait for so many samples of every vendor, for processes and the host; False if in vain."""
+        """Wait for so many samples of every vendor, for processes, jobs and the host; False if in vain."""
         until = time.monotonic() + timeout_s
         done = [watch.wait_for(samples, until - time.monotonic()) for watch in self._watches]
-        seen = (self._jobs_seen, self._host_seen)
+        seen = (self._jobs_seen, self._live_seen, self._host_seen)
         return all([*done, *(event.wait(max(0.0, until - time.monotonic())) for event in seen)])
 
     def _start(self, name: str, body: Callable[[], None]) -> None:
@@ -136,31 +147,70 @@ class MachineSampler:
     def _follow_jobs(self) -> None:
         while not self._ended.is_set():
             began = time.thread_time()
-            pairs = [pair for watch in self._watches for pair in watch.pairs() if pair[0].vendor != "cpu"]
-            try:
-                found = self._jobs_watch.look(pairs, self._ended)
-            except (EnvironmentProblem, OSError, psutil.Error) as error:
-                self._jobs, self._notes = (), (f"processes cannot be seen: {error}",)
-            else:
-                self._jobs, self._notes = found.jobs, found.notes
-            self._jobs_seen.set()
-            self._ended.wait(jobs_pause_s(self._jobs_every_s, time.thread_time() - began))
+            jobs: tuple[JobHere, ...] = ()
+            self._answered = self._have_answered()
+            with self._telling("processes"):
+                found = self._jobs_watch.look(self._gpus, self._ended)
+                jobs, self._notes["processes"] = found.jobs, found.notes
+            self._jobs = jobs
+            if self._answered:
+                self._jobs_seen.set()
+            pause_s = jobs_pause_s(self._jobs_every_s, time.thread_time() - began)
+            self._pause(pause_s, None if self._answered else self._have_answered)
+
+    def _gpus(self) -> list[tuple[Device, DeviceSample]]:
+        self._answered = (
+            self._have_answered()
+        )  # before they are read: what comes meanwhile is looked at again
+        return [pair for watch in self._watches for pair in watch.pairs() if pair[0].vendor != "cpu"]
+
+    def _have_answered(self) -> bool:
+        return all(watch.wait_for(1, 0.0) for watch in self._watches)
 
     def _follow_live(self) -> None:
         while not self._ended.is_set():
-            self._live = tuple(self._look_for_live(self._jobs, self._roots))
-            self._ended.wait(max(self._every_s, LIVE_EVERY_S))
+            knows_jobs = self._jobs_seen.is_set()
+            live: tuple[LiveJob, ...] = ()
+            with self._telling("live jobs"):
+                live = tuple(self._look_for_live(self._jobs, self._roots))
+                self._notes["live jobs"] = ()
+            self._live = live
+            if knows_jobs:
+                self._live_seen.set()
+            self._pause(max(self._every_s, LIVE_EVERY_S), None if knows_jobs else self._jobs_seen.is_set)
 
     def _follow_host(self) -> None:
         psutil.cpu_percent()  # its first answer in a thread means nothing
         while not self._ended.wait(max(self._every_s, HOST_EVERY_S)):
-            memory = psutil.virtual_memory()
-            self._machine = HostSample(
-                cpu_share=psutil.cpu_percent() / 100,
-                memory_used_bytes=memory.total - memory.available,
-                memory_total_bytes=memory.total,
-            )
+            machine = HostSample()
+            with self._telling("host"):
+                memory = psutil.virtual_memory()
+                machine = HostSample(
+                    cpu_share=psutil.cpu_percent() / 100,
+                    memory_used_bytes=memory.total - memory.available,
+                    memory_total_bytes=memory.total,
+                )
+                self._notes["host"] = ()
+            self._machine = machine
             self._host_seen.set()
+
+    @contextlib.contextmanager
+    def _telling(self, part: str) -> Iterator[None]:
+        """An error that nobody reckoned with ends one look, not the thread: it is noted and counted."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may succeed
+            self._failures[part] += 1
+            self._notes[part] = (f"{part} cannot be seen: {error_line(error)}",)
+
+    def _pause(self, seconds: float, awaited: Callable[[], bool] | None) -> None:
+        """Between two looks; where something was missing, no longer than until it is there."""
+        if awaited is None:
+            self._ended.wait(seconds)
+            return
+        until = time.monotonic() + seconds
+        while not awaited() and time.monotonic() < until and not self._ended.wait(_SOON_S):
+            pass
 
 
 def jobs_pause_s(every_s: float, cost_s: float) -> float:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from flatout.hardware.machine import vendor_statuses
 from flatout.hardware.protocol import DeviceSource
 from flatout.monitor.history import DeviceHistory
 from flatout.records.device import Device, DeviceSample, Vendor
@@ -36,6 +37,8 @@ class SourceWatch:
     ) -> None:
         self.vendor: Vendor = source.vendor
         self.histories: dict[str, DeviceHistory] = {}
+        # Looks that ended in an error that no source tells of itself.
+        self.failures = 0
         self._source = source
         self._every_s, self._thoroughly_every_s = every_s, thoroughly_every_s
         self._now_unix_s, self._monotonic = now_unix_s, monotonic
@@ -55,7 +58,10 @@ class SourceWatch:
         """Look until `ended`; what the source holds is given back by the thread that used it."""
         due = self._monotonic()
         while not ended.is_set():
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - told; what is known becomes old until a look succeeds
+                self._failed(error)
             due = max(due + self._pause_s, self._monotonic())
             ended.wait(due - self._monotonic())
         self._source.close()
@@ -76,9 +82,7 @@ class SourceWatch:
             self.histories.setdefault(device_key(device), DeviceHistory()).add(sample)
         self._pairs = tuple(zip(self._devices, samples, strict=True))
         self._answered_at = self._monotonic()
-        with self._news:
-            self._samples += 1
-            self._news.notify_all()
+        self._looked()
 
     def pairs(self) -> tuple[tuple[Device, DeviceSample], ...]:
         """Devices with their newest samples; stale ones where the source has not answered for long."""
@@ -116,6 +120,25 @@ class SourceWatch:
         lost = self._pairs and not any(sample.state == "up" for _, sample in self._pairs)
         return REDISCOVER_LOST_S if lost else REDISCOVER_EVERY_S
 
+    def _looked(self) -> None:
+        with self._news:
+            self._samples += 1
+            self._news.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        soon = self._monotonic() + REDISCOVER_LOST_S
+        self._discovered_at = min(self._discovered_at, soon - REDISCOVER_EVERY_S)
+        self._status = (
+            VendorStatus(
+                vendor=self.vendor,
+                problem_code=f"{self.vendor}.look_failed",
+                problem=f"looking at {self.vendor} devices failed: {error_line(error)}",
+                fix="flatout doctor   # it is tried again every few seconds",
+            ),
+        )
+        self._looked()
+
     def _discover(self) -> None:
         self._discovered_at = self._monotonic()
         found = self._source.discover()
@@ -123,10 +146,7 @@ class SourceWatch:
             self._devices = found.devices
         # Else a driver that went away: its devices are told as down until it is back.
         self._thorough_at = -1e9
-        self._status = tuple(
-            VendorStatus(vendor=self.vendor, problem_code=p.code, problem=p.evidence, fix=p.fix)
-            for p in found.problems
-        ) or (VendorStatus(vendor=self.vendor, absent_reason=found.absent_reason),)
+        self._status = vendor_statuses(self.vendor, found)
         self._forget_the_gone()
 
     def _forget_the_gone(self) -> None:
@@ -139,6 +159,11 @@ class SourceWatch:
 def device_key(device: Device) -> str:
     """What a device's history is kept under: its uuid, where it has one."""
     return device.uuid or f"{device.vendor}-{device.index}"
+
+
+def error_line(error: Exception) -> str:
+    """An error that nobody reckoned with, in a line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _stale(sample: DeviceSample, why: str) -> DeviceSample:

@@ -9,8 +9,8 @@ from flatout.runtime.process_table import read_table
 from flatout.runtime.stopping_jobs import Stage, end_all
 from flatout.runtime.targets import Target, targets_for
 
-# Two looks at the age of one process differ by less.
-_SAME_AGE_S = 30.0
+# Two looks at when one process was started differ by less.
+_SAME_START_S = 2.0
 
 
 def stop_shown_job(row: JobRow, grace_s: float, tell: Callable[[str], None]) -> str:
@@ -19,8 +19,9 @@ def stop_shown_job(row: JobRow, grace_s: float, tell: Callable[[str], None]) -> 
         return "it does not run on this machine"
     table = read_table()
     process = table.get(row.pid)
-    shown_age = row.job.age_s
-    if process is None or (shown_age is not None and process.age_s < shown_age - _SAME_AGE_S):
+    # Processes are looked at now and then: the shown one was started then, or earlier, and never later.
+    latest = None if row.job.age_s is None else row.now_unix_s - row.job.age_s + _SAME_START_S
+    if process is None or (latest is not None and process.started_unix_s > latest):
         return f"{row.name} has ended already"
     try:
         targets = targets_for([str(row.pid)], table, jobs_in(table, holders={row.pid}))

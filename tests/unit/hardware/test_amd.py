@@ -10,6 +10,7 @@ import pytest
 from flatout.hardware.amd import AmdSource
 from flatout.hardware.amd.answers import load_amdsmi
 from flatout.hardware.command import ToolOutput
+from flatout.hardware.deadline import Pending, Worker
 from tests.fakes.amdsmi import AmdSmiLibraryException, FakeAmdSmi
 from tests.fakes.vendor_tools import FakeTools, recorded
 
@@ -186,6 +187,28 @@ def test_a_driver_that_blocks_gives_the_last_sample_marked_stale() -> None:
     assert "no answer" in stuck.state_reason
     assert stuck.taken_at_unix_s == before[1].taken_at_unix_s
     assert stuck.memory_used_bytes == before[1].memory_used_bytes
+
+
+def test_several_gpus_that_block_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    wait = Worker.wait
+
+    def waited(worker: Worker, pending: Pending[Any], timeout_s: float) -> Any:
+        waits.append(timeout_s)
+        return wait(worker, pending, timeout_s)
+
+    library = FakeAmdSmi()
+    source = AmdSource(library, NO_TOOLS, read_timeout_s=0.3)
+    devices = source.discover().devices
+    source.sample(devices)
+    library.blocked |= {0, 1}
+    monkeypatch.setattr(Worker, "wait", waited)
+    try:
+        assert [sample.state for sample in source.sample(devices)] == ["stale", "stale"]
+        assert [device.uuid for device in source.discover().devices] == [None, None]
+    finally:
+        library.release.set()
+    assert waits[1] <= 0, "the first has taken all the time"
 
 
 def test_starts_a_new_session_after_every_gpu_was_lost_at_once() -> None:

@@ -1,5 +1,6 @@
 """AMD's power caps through amdsmi: microwatts there, milliwatts here, and refusals in words."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -74,6 +75,32 @@ def test_refusals_have_a_kind() -> None:
 
     with pytest.raises(PowerRefused, match="not installed"):
         AmdPowerControl(load=missing).limits("73ff74a1")
+
+
+def test_a_library_that_did_not_start_is_started_again_at_the_next_question() -> None:
+    class Late(Library):
+        starts = 0
+
+        def amdsmi_init(self) -> None:
+            self.starts += 1
+            if self.starts == 1:
+                raise self.AmdSmiException("AMDSMI_STATUS_INIT_ERROR")
+
+    library = Late()
+    control = AmdPowerControl(library)
+    with pytest.raises(PowerRefused, match="INIT_ERROR"):
+        control.limits("73ff74a1")
+    assert control.limits("73ff74a1").limit_mw == 700_000
+
+
+def test_an_end_that_blocks_holds_nobody_up() -> None:
+    library, free = Library(), threading.Event()
+    library.amdsmi_shut_down = lambda: free.wait(60)  # type: ignore[method-assign,assign,return-value]
+    control = AmdPowerControl(library, call_timeout_s=0.05)
+    control.limits("73ff74a1")
+    control.close()
+    assert not free.is_set()
+    free.set()
 
 
 def test_vendors_without_a_way_and_parts_of_a_gpu_say_why() -> None:

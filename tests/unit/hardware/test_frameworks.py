@@ -1,5 +1,6 @@
 """Framework probes: real torch in a real child, and children that crash, hang, lie or are not there."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -121,7 +122,8 @@ def test_another_environments_python_is_asked(tmp_path: Path) -> None:
     assert not Probe("torch", python=str(wrapper)).result().installed
 
 
-def test_a_cancelled_probe_leaves_no_process(tmp_path: Path) -> None:
+def test_a_cancelled_probe_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killpg = os.killpg
     pid_file = tmp_path / "pid"
     source = program(
         tmp_path, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
@@ -129,9 +131,14 @@ def test_a_cancelled_probe_leaves_no_process(tmp_path: Path) -> None:
     probe = Probe("torch", program=source)
     while not pid_file.exists() or not pid_file.read_text():
         time.sleep(0.01)
+    ended: list[int] = []
+    monkeypatch.setattr(
+        "flatout.hardware.command.os.killpg", lambda *who: ended.append(who[0]) or killpg(*who)
+    )
     probe.cancel()
     probe.cancel()
     assert wait_until_gone(int(pid_file.read_text()))
+    assert ended == [probe.pid], "its number may be somebody else's by now"
 
 
 def test_the_probe_takes_no_more_gpu_memory_than_it_needs(tmp_path: Path) -> None:

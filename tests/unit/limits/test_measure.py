@@ -88,6 +88,25 @@ def test_a_child_that_floods_its_standard_error_does_not_block(tmp_path: Path) -
         measure_devices([Job(target, ("fp32",))])
 
 
+def test_a_child_that_cannot_be_started_leaves_no_pipe_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.limits.measure.sys.executable", str(tmp_path / "missing"))
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(FileNotFoundError):
+        measure_devices([Job(sabotage(tmp_path, ""), ("fp32",))])
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
+def test_a_child_that_is_silent_and_does_not_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.limits.measure._ENDS_WITHIN_S", 0.1)
+    target = sabotage(tmp_path, "os.closerange(3, 50); time.sleep(600)")
+    with pytest.raises(ChildFailed, match="fell silent, and its process does not end"):
+        measure_devices([Job(target, ("fp32",))])
+
+
 def test_an_interrupt_ends_the_child_too(tmp_path: Path) -> None:
     def interrupt(*_stage: object) -> None:
         raise KeyboardInterrupt

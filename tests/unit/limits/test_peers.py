@@ -57,6 +57,9 @@ def test_amds_cards_are_chosen_by_their_numbers() -> None:
     found = peers(*cards)
     assert found.environment["ROCR_VISIBLE_DEVICES"] == "1,3"
     assert found.environment["HIP_VISIBLE_DEVICES"] == "0,1"
+    more = [Device(index=at, vendor="amd", name="MI300X", uuid=str(at)) for at in range(4)]
+    assert peers(*more, ROCR_VISIBLE_DEVICES="3,0").environment["ROCR_VISIBLE_DEVICES"] == "3,0"
+    assert "only the driver knows" in reason(*more, ROCR_VISIBLE_DEVICES="GPU-12ab")
 
 
 def test_fewer_ranks_than_gpus_are_the_first_and_more_are_refused() -> None:

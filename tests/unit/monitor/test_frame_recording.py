@@ -1,13 +1,16 @@
 """Recordings: read back as they were written, bounded, and whatever is broken in them is left out."""
 
 import gzip
+import os
+import threading
+import tty
 from pathlib import Path
 
 import pytest
 
 from flatout.monitor.recording import Recorder, Recording, aside, frame_line
 from flatout.monitor.replaying import Replay
-from flatout.records.errors import CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
+from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
 from flatout.records.watching import Frame
 from tests.fakes.watching import NOW, busy, eight_gpus, frame_of
 
@@ -103,6 +106,62 @@ def test_what_unpacks_to_far_too_much_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="nowhere"):
         Recorder(tmp_path / "nowhere" / "watch.jsonl")
+
+
+@pytest.mark.parametrize("named", ["train.py", "weights.gz", "watch.jsonl.gz"])
+def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path, named: str) -> None:
+    path = tmp_path / named
+    path.write_bytes(gzip.compress(b"x") if named == "train.py" else b"print('hello')\n")
+    before = path.read_bytes()
+    with pytest.raises(CallerMistake, match="is no recording"):
+        Recorder(path)
+    assert path.read_bytes() == before
+    # Nor is one written over that stands where the older half would go.
+    (tmp_path / "watch.jsonl.1").write_text("mine")
+    with pytest.raises(CallerMistake, match=r"watch.jsonl.1 is there"):
+        Recorder(tmp_path / "watch.jsonl")
+
+
+def test_an_empty_file_and_what_is_no_plain_file_are_recorded_to_and_the_latter_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Path] = []
+    monkeypatch.setattr(Path, "replace", lambda path, _to: moved.append(path))
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    came: list[bytes] = []
+    reader = threading.Thread(target=lambda: came.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    # A terminal is a device that can be written to; nothing that others need is at stake.
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    device = Path(os.ttyname(theirs))
+    terminal = threading.Thread(target=_read_lines, args=(ours, 20), daemon=True)
+    terminal.start()
+    for path in (tmp_path / "empty", tmp_path / "pipe", device):
+        with Recorder(path, most_bytes=10_000_000 if path.name == "empty" else 1000) as recorder:
+            for second in range(20):
+                recorder.add(frame(float(second)))
+    reader.join(60)
+    terminal.join(60)
+    os.close(ours)
+    os.close(theirs)
+    assert came[0].count(b"\n") == 20
+    assert not moved
+
+
+def _read_lines(descriptor: int, count: int) -> None:
+    while count > 0:
+        count -= os.read(descriptor, 1 << 16).count(b"\n")
+
+
+def test_a_line_without_an_end_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = frame_line(frame(0.0))
+    monkeypatch.setattr("flatout.monitor.recording._LINE_MOST_BYTES", 2 * len(line))
+    (tmp_path / "watch.jsonl").write_bytes(line + b"x" * 5 * len(line) + b"\n" + line)
+    recording = Recording(tmp_path / "watch.jsonl")
+    assert (len(recording), recording.unreadable, recording[1]) == (2, 3, frame(0.0))
+    recording.close()
 
 
 def test_a_jump_back_draws_the_curve_that_was_there_then(tmp_path: Path) -> None:

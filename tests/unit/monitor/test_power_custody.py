@@ -14,6 +14,7 @@ from flatout.hardware.nvidia.power import NvidiaPowerControl
 from flatout.hardware.power_limits import PowerControls
 from flatout.monitor.power.claims import boot_id, read_claims, take_news, write_claim
 from flatout.monitor.power.restoring import restore_all
+from flatout.monitor.power.unfinished import restored_now
 from flatout.records.power import PowerClaim
 from tests.fakes.nvml import GPU_IS_LOST, NO_PERMISSION
 from tests.fakes.nvml_with_limits import NvmlWithLimits
@@ -273,6 +274,20 @@ def test_a_command_that_is_stopped_loses_its_limits(
     assert machine.limit_mw() == FOUND_MW
 
 
+def test_what_a_driver_made_of_our_wish_is_put_back_too(
+    tmp_path: Path, machine: NvmlWithLimits, hold: Callable[..., Holder]
+) -> None:
+    holder = hold()
+    machine.keep_in(1_000)
+    assert "set to 300.7 W, the device says 300 W" in holder.order("set 300700")
+    [claim] = read_claims(tmp_path / "claims")[0]
+    assert 300_000 in claim.ours_mw  # for the watchdog, should the command die now
+    assert holder.order("set 310000").startswith("did")  # it is not taken for somebody else's
+    assert "set to 299.7 W" in holder.order("set 299700")
+    assert "as it was found" in holder.order("end")
+    assert machine.limit_mw() == FOUND_MW
+
+
 def test_two_at_once_are_refused(
     tmp_path: Path, machine: NvmlWithLimits, hold: Callable[..., Holder]
 ) -> None:
@@ -282,6 +297,24 @@ def test_two_at_once_are_refused(
     assert machine.limit_mw() == CAP_MW
     holder.order("end")
     assert machine.limit_mw() == FOUND_MW
+
+
+def test_a_kept_limit_is_not_forgotten_while_a_command_holds_it(
+    tmp_path: Path, machine: NvmlWithLimits, hold: Callable[..., Holder]
+) -> None:
+    before = PowerClaim(
+        uuid=machine.uuid(), vendor="nvidia", index=0, name="H200", found_mw=650_000, ours_mw=(FOUND_MW,)
+    )
+    write_claim(tmp_path / "claims", before, "kept")
+    holder = hold()
+    controls = PowerControls([NvidiaPowerControl(machine)])
+    outcomes, [said] = restored_now(tmp_path / "claims", controls, ("claim", "kept"))
+    assert (outcomes, "will put them back itself" in said) == ((), True)
+    assert machine.limit_mw() == CAP_MW
+    holder.order("end")
+    assert until(lambda: gone(holder.watchdog))
+    [outcome] = restored_now(tmp_path / "claims", controls, ("claim", "kept"))[0]
+    assert (outcome.outcome, machine.limit_mw()) == ("restored", 650_000)
 
 
 def test_limits_outside_of_what_the_gpu_takes_are_refused(

@@ -12,12 +12,15 @@ from flatout.hardware.nvidia.source import NvidiaSource
 from flatout.hardware.power_limits import PowerControls, PowerRefused
 from flatout.monitor.power.claims import read_claims
 from flatout.monitor.power.custody import PowerCustody
+from flatout.monitor.power.jobs import chosen
 from flatout.monitor.power.measuring import Measurer, Watched
 from flatout.monitor.power.restoring import restore_all
 from flatout.monitor.power.sweeping import Sweep, SweepWish, measured_only
-from flatout.records.device import Device
+from flatout.records.device import Device, DeviceSample, Vendor
+from flatout.records.errors import CallerMistake
 from flatout.records.live import STEP_BUCKETS_S, LiveJob, LiveTotals, StepTimes
 from flatout.records.power import PowerSweep
+from tests.fakes.machines import h200_sample
 from tests.fakes.nvml import GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED
 from tests.fakes.nvml_with_limits import NvmlWithLimits
 
@@ -225,3 +228,14 @@ def test_a_job_whose_pace_is_unknown_is_not_capped(bench: Bench) -> None:
     assert found.best_mw is None
     assert "no caps were tried" in found.notes[0]
     assert all(limit == FOUND_MW for _, limit in bench.machine.sets())
+
+
+def test_a_number_means_one_vendors_gpu() -> None:
+    def pair(vendor: Vendor, index: int) -> tuple[Device, DeviceSample]:
+        return Device(index=index, vendor=vendor, name=vendor, uuid=f"{vendor}{index}"), h200_sample()
+
+    pairs = [pair("nvidia", 0), pair("amd", 0), pair("amd", 1), pair("intel", 0)]
+    taken = [[device.uuid for device, _ in chosen(pairs, wanted)] for wanted in ((0,), (1, 0), ())]
+    assert taken == [["nvidia0"], ["amd0", "amd1"], ["nvidia0", "amd0", "amd1", "intel0"]]
+    with pytest.raises(CallerMistake, match="no GPU 7"):
+        chosen(pairs, (0, 7))

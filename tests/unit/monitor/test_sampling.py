@@ -13,10 +13,13 @@ from flatout.monitor.jobs_watch import JobsWatch
 from flatout.monitor.sampling import MachineSampler, jobs_pause_s
 from flatout.monitor.source_watch import REDISCOVER_LOST_S, SourceWatch
 from flatout.records.device import Device, DeviceSample, Vendor
+from flatout.records.live import LiveJob
+from flatout.records.processes import JobHere, ProcessesHere
 from flatout.records.watching import Frame
 from flatout.runtime.process_table import Table
 from tests.fakes.machines import h200, h200_sample
 from tests.fakes.nvml import GPU_IS_LOST, UNKNOWN, FakeNvml
+from tests.fakes.watching import job_here, live_job
 
 
 def sees(sampler: MachineSampler, what: Callable[[Frame], bool], within_s: float = 60.0) -> Frame:
@@ -259,3 +262,84 @@ def test_a_vendor_without_devices_is_left_in_peace_and_nobody_waits_for_it() -> 
     thread.join()
     assert source.discovered == 1
     assert source.thorough == []
+
+
+class Recorded(JobsWatch):
+    """Sees a job where it sees a GPU."""
+
+    def look(
+        self, gpus: Callable[[], Sequence[tuple[Device, DeviceSample]]], ended: threading.Event
+    ) -> ProcessesHere:
+        found = (job_here(7, "train.py"),) if gpus() else ()
+        ended.wait(0.01)
+        return ProcessesHere(devices=(), jobs=found, sampled_s=1.0)
+
+
+def test_the_first_look_is_over_when_jobs_were_seen_with_their_gpus_and_live_jobs_with_those(
+    blocked: list[threading.Event],
+) -> None:
+    blocked.append(awake := threading.Event())
+
+    class Waking(Changing):
+        def discover(self) -> Discovery:
+            awake.wait(60)
+            return Discovery(devices=(h200(),))
+
+    def live(jobs: Sequence[JobHere], _roots: object) -> list[LiveJob]:
+        return [live_job(pid=job.pid) for job in jobs]
+
+    # Between two looks of their own an hour passes: each must come because of what it waits for.
+    with MachineSampler([Waking()], 0.02, 3600.0, jobs=Recorded(), look_for_live=live) as sampler:
+        sees(sampler, lambda _frame: not sampler._answered)
+        assert not sampler.wait_until_complete(0.1)
+        assert (sampler.frame().jobs, sampler.frame().live_jobs) == ((), ())
+        awake.set()
+        assert sampler.wait_until_complete(60.0)
+        frame = sampler.frame()
+    assert [job.pid for job in frame.jobs] == [job.pid for job in frame.live_jobs] == [7]
+
+
+def test_gpus_are_asked_after_the_first_pause_not_before_it() -> None:
+    order: list[str] = []
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            order.append(f"{timeout:g} s")
+            return False
+
+    watch = JobsWatch(lambda: Table(()))
+    for _ in range(2):
+        watch.look(lambda: order.append("gpus") or [], Clock())  # type: ignore[func-returns-value]
+    assert order == ["1 s", "gpus", "gpus"]
+
+
+def test_an_error_that_nobody_reckoned_with_ends_one_look_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flatout.monitor.source_watch.REDISCOVER_LOST_S", 0.05)
+    monkeypatch.setattr("flatout.monitor.sampling.LIVE_EVERY_S", 0.02)
+
+    class Raising(Changing):
+        broken = True
+
+        def sample(self, devices: Sequence[Device], *, thoroughly: bool = True) -> list[DeviceSample]:
+            if self.broken:
+                raise KeyError("planted")
+            return super().sample(devices, thoroughly=thoroughly)
+
+    def live(_jobs: object, _roots: object) -> list[LiveJob]:
+        if source.broken:
+            raise RuntimeError("planted, too\nwith more")
+        return []
+
+    source = Raising()
+    source.found = Discovery(devices=(h200(),))
+    with MachineSampler([source], 0.02, jobs=Recorded(), look_for_live=live) as sampler:
+        frame = sees(sampler, lambda frame: bool(frame.notes and frame.vendors[0].problem))
+        assert frame.notes == ("live jobs cannot be seen: RuntimeError: planted, too",)
+        assert "KeyError: 'planted'" in frame.vendors[0].problem
+        failed = sampler.failures()
+        assert (failed["nvidia"] > 0, failed["live jobs"] > 0, failed["processes"]) == (True, True, 0)
+        source.broken = False
+        frame = sees(sampler, lambda frame: states(frame) == ["up"] and not frame.notes)
+        sees(sampler, lambda frame: not frame.vendors[0].problem)

@@ -120,7 +120,7 @@ def test_a_sink_that_raises_is_turned_off_with_its_reason(said: list[str], error
     assert not box.close(_PATIENCE_S)
     assert type(error).__name__ in box.failure
     assert "\n" not in box.failure
-    assert box.dropped == 1
+    assert box.dropped == 2, "the one whose write failed, too"
     assert sink.closed == 1
     assert len(said) == 1
 
@@ -154,6 +154,28 @@ def test_points_wait_while_a_fork_goes_on(said: list[str]) -> None:
     box.resume()
     assert box.close(_PATIENCE_S)
     assert sink.steps() == [1, 2]
+    assert sink.closed == 1
+
+
+def test_a_resume_right_after_the_thread_saw_the_pause_leaves_the_sink_open(said: list[str]) -> None:
+    sink = Kept()
+    box = Outbox("kept", lambda: sink, said.append)
+    take = box._take
+
+    def taken() -> list[Point] | None:
+        found = take()
+        if found is None:  # it is on its way out, and has not gone yet
+            box.resume()
+        return found
+
+    box._take = taken  # type: ignore[method-assign]
+    box.put(point(1))
+    assert box.flush(_PATIENCE_S)
+    box.pause()
+    box.put(point(2))
+    assert box.flush(_PATIENCE_S)
+    assert (sink.steps(), sink.closed) == ([1, 2], 0)
+    assert box.close(_PATIENCE_S)
     assert sink.closed == 1
 
 

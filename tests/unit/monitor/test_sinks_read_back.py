@@ -170,8 +170,15 @@ def test_a_wandb_run_that_the_script_began_is_used_and_left_open(place: Path) ->
         for record in _wandb_records(file)
         if record.WhichOneof("record_type") == "history"
     ]
-    assert rows[0]["loss"] == 0.5
+    assert (rows[0]["loss"], rows[0]["flatout/step"]) == (0.5, 3)
     assert rows[1]["still"] == 1.0
+    # Their own charts keep the axis that they have.
+    over = {
+        metric.glob_name or metric.name: metric.step_metric
+        for record in _wandb_records(file)
+        if (metric := record.metric) and record.WhichOneof("record_type") == "metric"
+    }
+    assert over == {"flatout/step": "", "loss": "flatout/step"}
 
 
 def _wandb_records(path: Path) -> Iterator[Any]:

@@ -33,6 +33,15 @@ def test_a_younger_process_of_the_same_pid_is_left_alone() -> None:
         child.kill()
 
 
+def test_a_process_that_has_grown_older_than_the_shown_one_was_is_left_alone_too() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        # Shown an hour ago, when it was 20 s old: whoever has its pid now came later.
+        row = JobRow(job_here(child.pid, "train.py", age_s=20.0), None, time.time() - 3600)
+        assert "has ended already" in stop_shown_job(row, 1.0, lambda _words: None)
+        assert child.poll() is None
+        child.kill()
+
+
 def test_our_own_process_and_jobs_of_other_machines_are_refused() -> None:
     own = JobRow(job_here(os.getpid(), "train.py", age_s=0.0), None, time.time())
     assert "not to be ended" in stop_shown_job(own, 1.0, lambda _words: None)

@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 from flatout.hardware.amd.answers import Answers, Placeholder, as_number
+from flatout.hardware.processes import PID_MAX
 from flatout.records.device import Device, DeviceProcess, DeviceSample
 
-_PID_MAX = 1 << 22
 # Mega-transfers a second and lane -> PCIe generation. Some releases report giga-transfers.
 _GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
 
@@ -64,7 +64,7 @@ def _process(entry: dict[str, Any]) -> DeviceProcess:
         unknown["memory_bytes"] = str(error)
     if not isinstance(name, str) or name in ("", "N/A"):
         name, unknown["name"] = None, "amdsmi does not see the process's name"
-    if not 0 < pid <= _PID_MAX:
+    if not 0 < pid <= PID_MAX:
         name, unknown["name"] = None, f"unknown process: {pid} is not a possible PID"
     return DeviceProcess(pid=pid, memory_bytes=memory, name=name, unknown=unknown)
 
@@ -86,11 +86,6 @@ def is_share(found: float) -> bool:
     return 0 <= found <= 1
 
 
-def is_heat(found: float) -> bool:
-    """A temperature that a running GPU can have, in degrees Celsius."""
-    return 0 < found < 200
-
-
 def is_positive(found: float) -> bool:
     """More than nothing."""
     return found > 0
@@ -99,11 +94,6 @@ def is_positive(found: float) -> bool:
 def is_not_negative(found: float) -> bool:
     """Nothing or more."""
     return found >= 0
-
-
-def is_power(found: float) -> bool:
-    """A GPU's power or its limit, in milliwatts: from one watt to ten kilowatts."""
-    return 1000 <= found < 10_000_000
 
 
 def is_lanes(found: float) -> bool:

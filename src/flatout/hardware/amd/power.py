@@ -1,5 +1,6 @@
 """How much an AMD GPU may draw, through amdsmi, which counts power caps in microwatts."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -63,10 +64,8 @@ class AmdPowerControl:
         """Stop the library, if it was started."""
         library, self._library, self._handles = self._library, None, {}
         if library is not None:
-            try:
-                library.amdsmi_shut_down()
-            except errors_of(library):
-                return
+            with contextlib.suppress(DeadlinePassed, *errors_of(library)):
+                self._worker.call(library.amdsmi_shut_down, self._call_timeout_s)
 
     def _handle(self, uuid: str) -> Any:
         if self._library is None:
@@ -86,7 +85,11 @@ class AmdPowerControl:
             listed = self._library.amdsmi_get_processor_handles()
             return {str(self._library.amdsmi_get_gpu_device_uuid(handle)): handle for handle in listed}
 
-        self._handles = self._asked(handles)
+        try:
+            self._handles = self._asked(handles)
+        except PowerRefused:
+            self.close()  # the next question begins anew
+            raise
 
     def _asked(self, call: Callable[[], T]) -> T:
         try:

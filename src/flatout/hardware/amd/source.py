@@ -71,8 +71,9 @@ class AmdSource:
         session, _, _ = self._open()
         if session is None:
             return self._rocm_smi.samples(tuple(devices))
+        deadline = time.monotonic() + self._read_timeout_s  # of all: several that block are waited for once
         waiting = [(device, self._submit(session, device)) for device in devices]
-        samples = [self._collect(device, pending) for device, pending in waiting]
+        samples = [self._collect(device, pending, deadline) for device, pending in waiting]
         if samples and all(sample.state == "down" for sample in samples):
             # Every GPU at once is what a reloaded driver looks like: the next call starts a new session.
             self.close()
@@ -108,7 +109,9 @@ class AmdSource:
     def _discover_through(self, session: AmdSmi) -> Discovery:
         if not session.count:
             return Discovery(absent_reason="amdsmi finds no AMD GPU")
-        devices = tuple(self._device(session, index) for index in range(session.count))
+        deadline = time.monotonic() + self._read_timeout_s
+        waiting = [(index, self._ask_who(session, index)) for index in range(session.count)]
+        devices = tuple(self._device(index, pending, deadline) for index, pending in waiting)
         problems = tuple(
             Problem(
                 code="amd.unreadable",
@@ -120,9 +123,17 @@ class AmdSource:
         )
         return Discovery(devices=devices, problems=problems)
 
-    def _device(self, session: AmdSmi, index: int) -> Device:
+    def _ask_who(self, session: AmdSmi, index: int) -> Pending[Device] | DeadlinePassed:
         try:
-            return self._worker(index).call(lambda: session.device(index), self._read_timeout_s)
+            return self._worker(index).submit(lambda: session.device(index))
+        except DeadlinePassed as error:
+            return error
+
+    def _device(self, index: int, pending: Pending[Device] | DeadlinePassed, deadline: float) -> Device:
+        try:
+            if isinstance(pending, DeadlinePassed):
+                raise pending
+            return self._worker(index).wait(pending, deadline - time.monotonic())
         except DeadlinePassed as error:
             name = f"AMD GPU (name unknown: {error})"
             return Device(index=index, vendor="amd", name=name, unknown={"uuid": str(error)})
@@ -133,12 +144,14 @@ class AmdSource:
         except DeadlinePassed as error:
             return error
 
-    def _collect(self, device: Device, pending: Pending[DeviceSample] | DeadlinePassed) -> DeviceSample:
+    def _collect(
+        self, device: Device, pending: Pending[DeviceSample] | DeadlinePassed, deadline: float
+    ) -> DeviceSample:
         """The sample; when the driver is late, the last good one marked as stale."""
         try:
             if isinstance(pending, DeadlinePassed):
                 raise pending
-            sample = self._worker(device.index).wait(pending, self._read_timeout_s)
+            sample = self._worker(device.index).wait(pending, deadline - time.monotonic())
         except DeadlinePassed as error:
             last = self._last.get(device.index)
             if last is None:

@@ -9,13 +9,12 @@ from flatout.hardware.amd import conversions
 from flatout.hardware.amd.answers import Answers, as_number, describe, errors_of
 from flatout.hardware.amd.conversions import (
     is_gfx_target,
-    is_heat,
     is_lanes,
     is_not_negative,
     is_positive,
-    is_power,
     is_share,
 )
+from flatout.hardware.plausible import is_heat, is_power
 from flatout.records.device import Device, DeviceSample
 from flatout.records.unknown import Readings
 

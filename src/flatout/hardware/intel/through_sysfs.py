@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flatout.hardware.plausible import is_heat, is_power
 from flatout.records.device import Device, DeviceSample
 from flatout.records.unknown import Readings
 
@@ -64,7 +65,7 @@ class Sysfs:
             "clock_compute_max_hz", lambda: _clock_hz(card, _CLOCKS_MAX), valid=lambda found: found > 0
         )
         readings.read(
-            "power_limit_default_mw", lambda: _hwmon(card, "power1_rated_max") // 1000, valid=_is_power
+            "power_limit_default_mw", lambda: _hwmon(card, "power1_rated_max") // 1000, valid=is_power
         )
         return Device(
             index=index,
@@ -95,8 +96,8 @@ class Sysfs:
         self._read_power(readings, card, device.index)
         _read_memory(readings, card, device.memory_total_bytes)
         readings.read("clock_compute_hz", lambda: _clock_hz(card, _CLOCKS_NOW), valid=lambda found: found > 0)
-        readings.read("temperature_c", lambda: _temperature_c(card, "pkg", "temp1_input"), valid=_is_heat)
-        readings.read("temperature_memory_c", lambda: _temperature_c(card, "vram", ""), valid=_is_heat)
+        readings.read("temperature_c", lambda: _temperature_c(card, "pkg", "temp1_input"), valid=is_heat)
+        readings.read("temperature_memory_c", lambda: _temperature_c(card, "vram", ""), valid=is_heat)
         for field in ("kernel_running_share", "memory_bus_active_share", "processes"):
             readings.absent(field, _NO_ACTIVITY)
         return DeviceSample(
@@ -110,7 +111,7 @@ class Sysfs:
     def _read_power(self, readings: Readings, card: Path, index: int) -> None:
         """Power is the energy counter's growth since the sample before: the drivers show no power."""
         # 0 means that the limit is turned off, which is not a limit of 0 W.
-        readings.read("power_limit_mw", lambda: _hwmon(card, "power1_max") // 1000, valid=_is_power)
+        readings.read("power_limit_mw", lambda: _hwmon(card, "power1_max") // 1000, valid=is_power)
         energy_uj = readings.read("energy_total_mj", lambda: _energy_uj(card), valid=lambda found: found > 0)
         if energy_uj is None:
             readings.absent("power_draw_mw", readings.unknown["energy_total_mj"])
@@ -198,14 +199,6 @@ def _address(card: Path) -> str:
 def _driver(card: Path) -> str:
     link = card / "device/driver"
     return link.resolve().name if link.exists() else ""
-
-
-def _is_power(found: int) -> bool:
-    return 1000 <= found < 10_000_000
-
-
-def _is_heat(found: int) -> bool:
-    return 0 < found < 200
 
 
 def _describe(error: Exception) -> str:

@@ -106,6 +106,7 @@ class NvidiaSource:
         if len(errors) < len(outcomes):
             self._session.confirm()
         if errors and len(errors) == len(outcomes) and all(_session_is_broken(error) for error in errors):
+            self._drop_gpm()  # while there is a session to give its samples back to
             self._session.lose(errors[0])
         return [
             outcome if isinstance(outcome, DeviceSample) else self._failed(device, outcome)

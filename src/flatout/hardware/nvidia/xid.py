@@ -1,6 +1,7 @@
 """Counts Xid errors (the driver's critical events) per GPU while we run; a driver reload keeps the count."""
 
 import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,21 +26,23 @@ class XidCounter:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._counts: dict[str, _Count] = {}
-        self._registered: set[str] = set()
+        # By the addresses of handles: a GPU that has fallen off its bus does not even say its name.
+        self._registered: dict[Any, str] = {}
         self._event_set: Any = None
 
     def watch(self, devices: Iterable[Device], handle_of: Callable[[Device], Any]) -> None:
         """Register the devices of a new session; one that is lost keeps what is known of it."""
         event_set = self._library.nvmlEventSetCreate()
-        self._registered = set()
+        self._registered = {}
         for device in devices:
             try:
+                handle = handle_of(device)
                 self._library.nvmlDeviceRegisterEvents(
-                    handle_of(device), self._library.nvmlEventTypeXidCriticalError, event_set
+                    handle, self._library.nvmlEventTypeXidCriticalError, event_set
                 )
             except self._library.NVMLError:
                 continue  # lost; or a MIG instance or a virtual GPU, which have no events
-            self._registered.add(device.uuid or "")
+            self._registered[_address(handle)] = device.uuid or ""
         self._event_set = event_set
 
     @property
@@ -54,16 +57,18 @@ class XidCounter:
         for _ in range(_EVENTS_PER_POLL):
             try:
                 event = self._library.nvmlEventSetWait_v2(self._event_set, 0)
-                uuid = text(self._library.nvmlDeviceGetUUID(event.device))
             except self._library.NVMLError as error:
                 if error_code(error) != TIMEOUT:
                     self._drop()
                     return
                 break
+            uuid = self._whose(event.device)
+            if uuid is None:
+                continue
             count = self._counts.setdefault(uuid, _Count())
             count.total += 1
             count.last = int(event.eventData)
-        for uuid in self._registered:  # watched, and the wait works: from now on "none" is knowledge
+        for uuid in self._registered.values():  # watched, and the wait works: from now on "none" is knowledge
             self._counts.setdefault(uuid, _Count())
 
     def count(self, uuid: str) -> tuple[int, int | None] | None:
@@ -75,8 +80,23 @@ class XidCounter:
         """The session is gone, and its event set with it; the counts stay."""
         self._event_set = None
 
+    def _whose(self, handle: Any) -> str | None:
+        known = self._registered.get(_address(handle))
+        if known is not None:
+            return known
+        try:
+            return text(self._library.nvmlDeviceGetUUID(handle))
+        except self._library.NVMLError:
+            return None
+
     def _drop(self) -> None:
-        """Events cannot be waited for here: give the set back, and try anew with the next session."""
+        """Events cannot be waited for now: give the set back; who polls next watches anew."""
         with contextlib.suppress(self._library.NVMLError):
             self._library.nvmlEventSetFree(self._event_set)
         self._event_set = None
+
+
+def _address(handle: Any) -> Any:
+    """What tells handles apart: two pointers to one device are two objects."""
+    is_pointer = isinstance(handle, ctypes._Pointer)  # noqa: SLF001 - ctypes has no other name for them
+    return ctypes.cast(handle, ctypes.c_void_p).value if is_pointer else handle

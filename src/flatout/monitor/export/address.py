@@ -1,8 +1,8 @@
 """Where to listen: HOST:PORT, and whether others than this machine can reach it."""
 
 import dataclasses
-import ipaddress
 
+from flatout.monitor.bearer import is_here
 from flatout.records.errors import CallerMistake
 
 # Prometheus' list of default ports has given away 9100 to 9999, and goes on from 10000.
@@ -20,12 +20,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_here(self.host)
 
     @property
     def shown_host(self) -> str:

@@ -5,7 +5,7 @@ import gzip
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
@@ -34,7 +34,8 @@ class _Shared:
 class Exporter:
     """Reads frames that others take: a scrape never touches a device, and never waits for one.
 
-    A collector that raises is counted, and the others are served.
+    A collector that raises is counted, and the others are served. `beside` are parts that `failed` will be
+    told of; `failed_looks` counts, by what was looked at, where no new frame says that something is wrong.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Exporter:
         collectors: Mapping[str, Collector] = COLLECTORS,
         limits: LabelLimits = LabelLimits(),
         usd_per_hour: Price = lambda _device: None,
+        failed_looks: Callable[[], Mapping[str, int]] = dict,
+        beside: Sequence[str] = (),
         now_unix_s: Callable[[], float] = time.time,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,7 +59,8 @@ class Exporter:
         self._seen = Seen()
         self._admission = Admission()
         # Told as 0 from the start: an alert on a rise needs something that it rose from.
-        self._errors = Counter(dict.fromkeys(("frame", *self._collectors), 0))
+        self._errors = Counter(dict.fromkeys(("frame", *self._collectors, *beside), 0))
+        self._failed_looks = failed_looks
         self._scrapes = 0
         self._last_collect_s: float | None = None
         self._last_frame: Frame | None = None
@@ -120,7 +124,7 @@ class Exporter:
             admission=self._admission,
             limits=self._limits,
             usd_per_hour=self._usd_per_hour,
-            errors=self._errors,
+            errors={**self._failed_looks(), **self._errors},
             scrapes=self._scrapes,
             last_collect_s=self._last_collect_s,
         )

@@ -14,9 +14,12 @@ from flatout.records.version import __version__
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
+# Some count since a machine or a job was started, some since we were: 0 says that it is not known.
+_UNKNOWN_START = 0
+
 
 class OtlpPush:
-    """Sends what a scrape would have got; counters count from when the push began."""
+    """Sends what a scrape would have got."""
 
     def __init__(self, url: str, host: str, token: str = "") -> None:
         if not url.startswith(("http://", "https://")):
@@ -38,7 +41,6 @@ class OtlpPush:
             {"service.name": "flatout", "service.version": __version__, "host.name": host}
         )
         self._url = url
-        self._since_ns = time.time_ns()
         self._said = _LastWords()
         self._log = logging.getLogger("opentelemetry")
         self._propagated, self._log.propagate = self._log.propagate, False
@@ -48,7 +50,7 @@ class OtlpPush:
         """One export of everything."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        data = as_otlp(metrics, self._resource, self._since_ns, time.time_ns())
+        data = as_otlp(metrics, self._resource, time.time_ns())
         self._said.text = ""
         if self._exporter.export(data) is not MetricExportResult.SUCCESS:
             why = f": {self._said.text}" if self._said.text else ""
@@ -75,47 +77,47 @@ class _LastWords(logging.Handler):
         self.text = self.text or record.getMessage()
 
 
-def as_otlp(metrics: Sequence[Metric], resource: Any, since_ns: int, now_ns: int) -> Any:
+def as_otlp(metrics: Sequence[Metric], resource: Any, now_ns: int) -> Any:
     """Families as OpenTelemetry's own records; names stay as they are in Prometheus."""
     from opentelemetry.sdk.metrics import export as otel
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     scope = InstrumentationScope("flatout", __version__)
-    found = [_metric(metric, since_ns, now_ns) for metric in metrics if metric.samples]
+    found = [_metric(metric, now_ns) for metric in metrics if metric.samples]
     scoped = otel.ScopeMetrics(scope=scope, metrics=found, schema_url="")
     return otel.MetricsData(
         resource_metrics=[otel.ResourceMetrics(resource=resource, scope_metrics=[scoped], schema_url="")]
     )
 
 
-def _metric(metric: Metric, since_ns: int, now_ns: int) -> Any:
+def _metric(metric: Metric, now_ns: int) -> Any:
     from opentelemetry.sdk.metrics import export as otel
 
     name = metric.samples[0].name if metric.type != "histogram" else metric.name
     data: Any
     if metric.type == "histogram":
         data = otel.Histogram(
-            data_points=_histograms(metric.samples, since_ns, now_ns),
+            data_points=_histograms(metric.samples, now_ns),
             aggregation_temporality=otel.AggregationTemporality.CUMULATIVE,
         )
     elif metric.type == "counter":
         data = otel.Sum(
-            data_points=_points(metric.samples, since_ns, now_ns),
+            data_points=_points(metric.samples, now_ns),
             aggregation_temporality=otel.AggregationTemporality.CUMULATIVE,
             is_monotonic=True,
         )
     else:
-        data = otel.Gauge(data_points=_points(metric.samples, now_ns, now_ns))
+        data = otel.Gauge(data_points=_points(metric.samples, now_ns))
     return otel.Metric(name=name, description=metric.documentation, unit="", data=data)
 
 
-def _points(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list[Any]:
+def _points(samples: Sequence["Sample"], now_ns: int) -> list[Any]:
     from opentelemetry.sdk.metrics import export as otel
 
     return [
         otel.NumberDataPoint(
             attributes=dict(sample.labels),
-            start_time_unix_nano=since_ns,
+            start_time_unix_nano=_UNKNOWN_START,
             time_unix_nano=now_ns,
             value=float(sample.value),
         )
@@ -123,7 +125,7 @@ def _points(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list[Any
     ]
 
 
-def _histograms(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list[Any]:
+def _histograms(samples: Sequence["Sample"], now_ns: int) -> list[Any]:
     from opentelemetry.sdk.metrics import export as otel
 
     by_labels: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
@@ -143,7 +145,7 @@ def _histograms(samples: Sequence["Sample"], since_ns: int, now_ns: int) -> list
         found.append(
             otel.HistogramDataPoint(
                 attributes=dict(labels),
-                start_time_unix_nano=since_ns,
+                start_time_unix_nano=_UNKNOWN_START,
                 time_unix_nano=now_ns,
                 count=sum(counts),
                 sum=sums.get(labels, 0.0),

@@ -6,10 +6,11 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flatout.hardware.catalogue import hour_price, price_table
+from flatout.monitor.bearer import is_in_the_clear
 from flatout.monitor.export.address import Address
 from flatout.monitor.export.catalogue import COLLECTORS
 from flatout.monitor.export.dcgm import collect_dcgm
@@ -43,10 +44,21 @@ class ExportRequest:
     limits: LabelLimits = dataclasses.field(default_factory=LabelLimits)
 
 
-def exporter_for(request: ExportRequest, frame: Callable[[], Frame]) -> Exporter:
+def exporter_for(
+    request: ExportRequest,
+    frame: Callable[[], Frame],
+    failed_looks: Callable[[], Mapping[str, int]] = dict,
+) -> Exporter:
     """With prices from the user's table, read once."""
-    collectors = {**COLLECTORS, **({"dcgm": collect_dcgm} if request.dcgm_names else {})}
-    return Exporter(frame, collectors=collectors, limits=request.limits, usd_per_hour=_prices())
+    ways = {"textfile": request.textfile is not None, "otlp": bool(request.otlp_url)}
+    return Exporter(
+        frame,
+        collectors={**COLLECTORS, **({"dcgm": collect_dcgm} if request.dcgm_names else {})},
+        limits=request.limits,
+        usd_per_hour=_prices(),
+        failed_looks=failed_looks,
+        beside=[way for way, is_asked_for in ways.items() if is_asked_for],
+    )
 
 
 def run_export(
@@ -64,7 +76,10 @@ def run_export(
             if (request.address is not None)
             else None
         )
-        warnings = exposure(request.address, request.security)
+        warnings = (
+            *exposure(request.address, request.security),
+            *sent_in_the_clear(request.otlp_url, request.security),
+        )
         report = _Troubles(exporter, on_trouble)
         stack.enter_context(
             Repeated("flatout-export-frames", exporter.observe, request.every_s, report.of("frame"))
@@ -106,6 +121,13 @@ def exposure(address: Address | None, security: Security) -> tuple[str, ...]:
     if security.tls is None:
         missing.append(f"what is read from {address} travels unencrypted: --tls-cert FILE --tls-key FILE")
     return tuple(missing)
+
+
+def sent_in_the_clear(otlp_url: str, security: Security) -> tuple[str, ...]:
+    """Whether others on the way can read the token that goes with each push."""
+    if not security.token or not is_in_the_clear(otlp_url):
+        return ()
+    return (f"the token travels unencrypted to {otlp_url}: push to https://, or leave --token-file away",)
 
 
 class _Troubles:

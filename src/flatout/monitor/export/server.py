@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from flatout.monitor.bearer import token_from
 from flatout.monitor.export.address import DEFAULT_LISTEN, DEFAULT_PORT, Address
 from flatout.monitor.export.exporter import Exporter
 from flatout.monitor.export.negotiation import preferred_format, wants_gzip
@@ -86,7 +87,11 @@ class MetricsServer(ThreadingHTTPServer):
         if not self._open.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except Exception:  # no thread was to be had, so none gives its place back
+            self._open.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The whole life of a connection."""
@@ -178,7 +183,7 @@ def security_from(
         )
     return Security(
         tls=tls_from(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None,
-        token=token_from(token_file) if token_file is not None else "",
+        token=token_from(token_file, remedy=f"openssl rand -hex 32 > {token_file}") if token_file else "",
     )
 
 
@@ -197,25 +202,6 @@ def tls_from(certificate: Path, key: Path) -> ssl.SSLContext:
             "-keyout key.pem -out cert.pem",
         ) from error
     return context
-
-
-def token_from(file: Path) -> str:
-    """The one line of a file."""
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallerMistake(
-            f"cannot read the token in {file}: {error}",
-            expected="a file with one line",
-            remedy=f"openssl rand -hex 32 > {file}",
-        ) from error
-    if not text or not text.isascii() or any(sign.isspace() for sign in text):
-        raise CallerMistake(
-            f"{file} holds no token",
-            expected="one line of ASCII without spaces",
-            remedy=f"openssl rand -hex 32 > {file}",
-        )
-    return text
 
 
 def _cannot_listen(address: Address, error: OSError) -> EnvironmentProblem:

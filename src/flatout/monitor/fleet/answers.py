@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -81,14 +81,6 @@ def device_key(row: Row) -> tuple[str, str, str]:
 def by_label(rows: Iterable[Row], label: str) -> dict[str, float]:
     """Values by one label."""
     return {row.label(label): row.value for row in rows}
-
-
-def grouped(rows: Iterable[Row], key: Callable[[Row], object]) -> dict[object, list[Row]]:
-    """Rows with the same key together."""
-    groups: dict[object, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def _decoded(body: bytes) -> _Answer | None:

@@ -1,10 +1,10 @@
-"""What each GPU costs an hour: as its exporter says, else by its name in the price list."""
+"""What each GPU costs an hour: as its exporter says, else your own price, else by its name in the list."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from flatout.hardware.catalogue import price_table, rated_for
+from flatout.hardware.catalogue import hour_price, price_table
 from flatout.records.device import Device, Vendor
 from flatout.records.fleet import FleetDevice
 
@@ -21,7 +21,9 @@ def with_prices(devices: Sequence[FleetDevice]) -> tuple[list[FleetDevice], str]
     words = []
     if told:
         words.append("as exporters tell them")
-    if listed:
+    if listed and _source() == "your own price":
+        words.append(_source())
+    elif listed:
         words.append(f"the lowest on-demand price of a list of {price_table().as_of} (yours: FLATOUT_PRICES)")
     return priced, "; ".join(words)
 
@@ -35,15 +37,17 @@ def _priced(device: FleetDevice, alike: Mapping[str, float]) -> FleetDevice:
     if listed is None:
         unknown = {**device.unknown, "usd_per_hour": f"no price is listed for {device.name or 'its model'}"}
         return dataclasses.replace(device, price_source="", unknown=unknown)
-    return dataclasses.replace(device, usd_per_hour=listed, price_source="the price list")
+    return dataclasses.replace(device, usd_per_hour=listed, price_source=_source())
 
 
 @cache
 def _listed(name: str, memory_bytes: float | None) -> float | None:
     total = None if memory_bytes is None else int(memory_bytes)
-    for vendor in _VENDORS:
-        rated = rated_for(Device(index=0, vendor=vendor, name=name, memory_total_bytes=total))
-        if rated is not None:
-            cheapest = price_table().cheapest(rated.id)
-            return cheapest.usd_per_gpu_hour if cheapest else None
-    return None
+    table = price_table()
+    alike = (Device(index=0, vendor=vendor, name=name, memory_total_bytes=total) for vendor in _VENDORS)
+    prices = (hour_price([device], table).usd_per_gpu_hour for device in alike)
+    return next((price for price in prices if price is not None), None)
+
+
+def _source() -> str:
+    return "your own price" if price_table().own_usd_per_gpu_hour is not None else "the price list"

@@ -96,8 +96,9 @@ class Questions:
         return {"last_busy": self._window("max", busy)}
 
     def of_down(self) -> dict[str, str]:
-        """For how many looks each was down."""
-        return {"down": self._window("count", (f"{self.scope.of('flatout_device_up')} == 0", _THEIRS))}
+        """For how many looks each was down; dcgm-exporter tells of none that is."""
+        down = f"{self.scope.of('flatout_device_up')} == 0"
+        return {"down": f"max by ({BY}) ({self.scope.over('count', down, self.over_s, self.step_s)})"}
 
     def of_limited(self) -> dict[str, str]:
         """How long clocks were held down, and what they lacked meanwhile, in the window and lately."""

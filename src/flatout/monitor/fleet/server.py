@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import http.client
-import ipaddress
 import os
 import ssl
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.monitor.bearer import is_in_the_clear, token_from
 from flatout.monitor.fleet.answers import Refusal, Row, rows_of
 from flatout.records.errors import CallerMistake, EnvironmentProblem
 
@@ -52,8 +52,7 @@ class Server:
     @property
     def is_exposed(self) -> bool:
         """Whether a secret travels in the clear to another machine."""
-        parts = urllib.parse.urlsplit(self.url)
-        return "Authorization" in self._headers and parts.scheme == "http" and not _is_here(parts.hostname)
+        return "Authorization" in self._headers and is_in_the_clear(self.url)
 
     def now(self) -> float:
         """The server's own time; also the question whether this is a Prometheus server at all."""
@@ -202,34 +201,9 @@ def _trust(access: Access) -> ssl.SSLContext:
 
 def _authorization(access: Access) -> dict[str, str]:
     if access.token_file is not None:
-        return {"Authorization": f"Bearer {_token(access.token_file)}"}
+        return {"Authorization": f"Bearer {token_from(access.token_file)}"}
     user = access.environment.get(USER_VARIABLE)
     if not user:
         return {}
     password = access.environment.get(PASSWORD_VARIABLE, "")
     return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
-
-
-def _token(file: Path) -> str:
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallerMistake(
-            f"--token-file {file}: {getattr(error, 'strerror', None) or 'not text'}",
-            expected="a file with the token and nothing else",
-            remedy="check the path and who may read it",
-        ) from error
-    if not token or not token.isascii() or any(c <= " " for c in token):
-        raise CallerMistake(
-            f"--token-file {file} holds no token",
-            expected="one line with the token and nothing else",
-            remedy="write the token alone into it",
-        )
-    return token
-
-
-def _is_here(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False

@@ -56,7 +56,6 @@ class _Held:
     device: Device
     claim: PowerClaim
     now_mw: int
-    lost: bool = False
 
 
 class PowerCustody:
@@ -142,19 +141,12 @@ class PowerCustody:
         control = self._controls.for_device(device)
         self.check(device)
         self._ensure_watchdog()
-        ours = held.claim.ours_mw
-        claim = dataclasses.replace(held.claim, ours_mw=ours if limit_mw in ours else (*ours, limit_mw))
-        held.claim = claim
-        write_claim(self._folder, claim)  # also where nothing is new in it: a watchdog may have dropped it
-        try:
-            control.set_limit(claim.uuid, limit_mw)
-            now_mw = control.limits(claim.uuid).limit_mw
-        except PowerRefused as refused:
-            held.lost = refused.kind == "lost"
-            raise
+        self._note_ours(held, limit_mw)
+        control.set_limit(held.claim.uuid, limit_mw)
+        held.now_mw = now_mw = control.limits(held.claim.uuid).limit_mw
         if not same(now_mw, limit_mw):
+            self._note_ours(held, now_mw)  # what a driver made of our wish is ours to put back, too
             raise PowerRefused("other", f"set to {limit_mw / 1000:g} W, the device says {now_mw / 1000:g} W")
-        held.now_mw = now_mw
 
     def check(self, device: Device) -> None:
         """See that the limit is still what we left it at. Raises SomebodyElse, or PowerRefused."""
@@ -198,6 +190,12 @@ class PowerCustody:
             del self._held[uuid]
         self.restored = (*self.restored, *found)
         return tuple(found)
+
+    def _note_ours(self, held: _Held, limit_mw: int) -> None:
+        """Have it on the disk; also where nothing is new in it: a watchdog may have dropped the note."""
+        ours = held.claim.ours_mw
+        held.claim = dataclasses.replace(held.claim, ours_mw=ours if limit_mw in ours else (*ours, limit_mw))
+        write_claim(self._folder, held.claim)
 
     def _ensure_watchdog(self) -> None:
         if self._watchdog is not None and self._watchdog.poll() is None:

@@ -86,16 +86,20 @@ def power_now(pair: Pair, controls: PowerControls, kept: Sequence[PowerClaim] = 
 
 
 def chosen(pairs: Sequence[Pair], wanted: Collection[int]) -> list[Pair]:
-    """The devices of these numbers; all where there are none."""
+    """The devices of these numbers, of the first vendor that has them all; all devices without a number."""
+    if not wanted:
+        return list(pairs)
+    for vendor in dict.fromkeys(device.vendor for device, _ in pairs):
+        own = [pair for pair in pairs if pair[0].vendor == vendor]
+        if set(wanted) <= {device.index for device, _ in own}:
+            return [pair for pair in own if pair[0].index in wanted]
     known = {device.index for device, _ in pairs}
     missing = sorted(set(wanted) - known)
-    if missing:
-        raise CallerMistake(
-            f"no GPU {missing[0]}",
-            expected=f"one of: {', '.join(map(str, sorted(known)))}" if known else "a GPU, but there is none",
-            remedy="flatout power   # lists them",
-        )
-    return [pair for pair in pairs if not wanted or pair[0].index in wanted]
+    raise CallerMistake(
+        f"no GPU {missing[0]}" if missing else f"no vendor's GPUs have the numbers {sorted(wanted)}",
+        expected=f"one of: {', '.join(map(str, sorted(known)))}" if known else "a GPU, but there is none",
+        remedy="flatout power   # lists them",
+    )
 
 
 def _own_devices(

@@ -1,10 +1,10 @@
 """Limits that a command which was killed left changed: found and put back by whatever command comes next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flatout.hardware.power_limits import PowerControls, default_controls
-from flatout.monitor.power.claims import read_claims, take_news
+from flatout.monitor.power.claims import Purpose, read_claims, take_news
 from flatout.monitor.power.custody import COMMAND_LOCK
 from flatout.monitor.power.restoring import restore_all
 from flatout.monitor.power.watchdog import WATCHDOG_LOCK
@@ -38,16 +38,20 @@ def tell_and_restore(notice: Callable[[str], None], controls: PowerControls | No
         notice(f"power limits could not be looked after: {error}")
 
 
-def restored_now(folder: Path, controls: PowerControls) -> tuple[tuple[LimitRestored, ...], list[str]]:
+def restored_now(
+    folder: Path, controls: PowerControls, purposes: Sequence[Purpose] = ("claim",)
+) -> tuple[tuple[LimitRestored, ...], list[str]]:
     """Put back everything, unless a command or its watchdog is at it: then nothing is touched."""
-    if not folder.is_dir() or not read_claims(folder)[0]:
+    if not any(any(read_claims(folder, purpose)) for purpose in purposes):
         return (), []
     if _is_at_work(folder):
         return (), ["another command holds power limits at this moment, and will put them back itself"]
     try:
         with folder_lock(folder, name=COMMAND_LOCK):
-            outcomes, problems = restore_all(folder, controls)
-            return tuple(outcomes), problems
+            done = [restore_all(folder, controls, purpose=purpose) for purpose in purposes]
+            return tuple(one for found, _ in done for one in found), [
+                text for _, said in done for text in said
+            ]
     except FlatoutError as error:
         return (), [error.received]
 

@@ -43,6 +43,8 @@ class Outbox:
         self._thread: threading.Thread | None = None
         self._sink: Sink | None = None
         self._busy = self._hurry = self._closing = self._paused = self._told_full = False
+        # Whether a thread will take what comes.
+        self._is_served = False
         self.dropped = self.delivered = 0
         # Why it is off; "" while it works.
         self.failure = ""
@@ -59,7 +61,7 @@ class Outbox:
                 self._points.popleft()
                 self.dropped += 1
             if self._thread is None:
-                self._thread = start_aside(self._serve, f"flatout-{self.name}")
+                self._start()
         if is_full and not self._told_full:
             self._told_full = True
             self._tell(f"{self.name} is too slow: the oldest points that wait for it are dropped")
@@ -107,33 +109,41 @@ class Outbox:
         """Go on."""
         with self._changed:
             self._paused = False
-            thread = self._thread
-            if thread is not None and not thread.is_alive() and not self.failure:
-                self._thread = start_aside(self._serve, f"flatout-{self.name}")
+            # The thread of before may be about to end still; whether it saw the pause is what counts.
+            if self._thread is not None and not self._is_served and not self.failure:
+                self._start()
+
+    def _start(self) -> None:
+        self._is_served = True
+        self._thread = start_aside(self._serve, f"flatout-{self.name}")
 
     # In its own thread
 
     def _serve(self) -> None:
+        points: list[Point] | None = []
         try:
-            if self._sink is None:
-                self._sink = self._open()
-                self._on_open()
-                if self._sink.note:
-                    self._tell(f"{self.name}: {self._sink.note.splitlines()[0][:300]}")
+            sink = self._sink or self._opened()
             while points := self._take():
-                self._sink.write(points)
+                sink.write(points)
                 self.delivered += len(points)
-            if not self._paused:
-                self._sink.close()
+            if points is None:
+                return
+            sink.close()
         except BaseException as error:  # noqa: BLE001 - a tracker that fails is the tracker's own business
-            self._fail(error)
-        finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+            self._fail(error, len(points or ()))
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
 
-    def _take(self) -> list[Point]:
-        """What waits; nothing when there is no more to come, or when a fork comes."""
+    def _opened(self) -> Sink:
+        self._sink = sink = self._open()
+        self._on_open()
+        if sink.note:
+            self._tell(f"{self.name}: {sink.note.splitlines()[0][:300]}")
+        return sink
+
+    def _take(self) -> list[Point] | None:
+        """What waits; nothing when there is no more to come. None when a fork comes: this thread ends now."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
@@ -145,13 +155,14 @@ class Outbox:
                 if before and self._points:
                     break
             if self._paused:
-                return []
+                self._is_served = False
+                return None
             self._busy = bool(self._points)
             return [self._points.popleft() for _ in range(min(len(self._points), _AT_ONCE))]
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, lost: int) -> None:
         with self._changed:
-            self.dropped += len(self._points)
+            self.dropped += lost + len(self._points)
             self._points.clear()
             self.failure = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
         self._tell(f"{self.name} is turned off: {self.failure}")

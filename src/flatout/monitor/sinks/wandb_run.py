@@ -1,6 +1,7 @@
 """W&B: a run of its own, or the one that the script has begun. Works offline, as W&B's own settings say.
 
 Steps go in as a metric that the others are drawn over: W&B's own step may never go back, and drops what does.
+In a run that the script began this holds for what we log alone: its own charts keep the axis that they have.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from flatout.monitor.sinks.protocol import About
 from flatout.records.points import Point
 
 STEP = "step"
+# In a run of the script's own, which may have a metric of that name.
+STEP_BESIDE = "flatout/step"
 # For an answer of the service, when a run begins.
 _INIT_S = 15.0
 
@@ -24,8 +27,11 @@ class WandbRun:
         self._is_ours = wandb.run is None
         run: Any = wandb.run if wandb.run is not None else self._begun(wandb, project, about)
         self._run = run
-        run.define_metric(STEP)
-        run.define_metric("*", step_metric=STEP)
+        self._step = STEP if self._is_ours else STEP_BESIDE
+        self._defined: set[str] = set()
+        run.define_metric(self._step)
+        if self._is_ours:
+            run.define_metric("*", step_metric=self._step)
 
     def _begun(self, wandb: Any, project: str, about: About) -> Any:
         """A new run; where the service does not answer, one that `wandb sync` uploads another day."""
@@ -47,7 +53,11 @@ class WandbRun:
     def write(self, points: Sequence[Point]) -> None:
         """A row a point."""
         for point in points:
-            self._run.log({**point.values, STEP: point.step, "_timestamp": point.at_unix_s})
+            if not self._is_ours:
+                for name in point.values.keys() - self._defined:
+                    self._run.define_metric(name, step_metric=self._step)
+                    self._defined.add(name)
+            self._run.log({**point.values, self._step: point.step, "_timestamp": point.at_unix_s})
 
     def close(self) -> None:
         """End the run, unless the script began it."""

@@ -203,6 +203,19 @@ def test_a_gpu_that_computes_is_named() -> None:
     assert result.evidence == "torch on cuda:0 (NVIDIA H200) computes, and agrees with the CPU"
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "said"),
+    [
+        ("tensorflow", "/CPU:0", "tensorflow on /CPU:0 computes"),
+        ("tensorflow", "/GPU:0", "tensorflow on /GPU:0 computes"),
+        ("jax", "TFRT_CPU_0", "jax on TFRT_CPU_0 computes"),
+    ],
+)
+def test_agreement_is_told_where_it_was_looked_for(name: Any, device: str, said: str) -> None:
+    machine = with_other(name, proofs=(ComputeProof(device=device, computed=True),))
+    assert said in [one.evidence for one in look(f"{name}.computes", machine)]
+
+
 def test_a_product_that_fails_is_reported_with_its_error_on_its_gpu() -> None:
     proof = ComputeProof(
         device="cuda:0", uuid=H200_UUID.removeprefix("GPU-"), problem="AcceleratorError: no kernel image"

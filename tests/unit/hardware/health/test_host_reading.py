@@ -281,6 +281,15 @@ def test_the_kind_of_a_mounted_file_system_is_known_at_and_below_its_mount(path:
     assert read_place("temporary files", Path(path)).filesystem == "proc"
 
 
+def test_a_path_is_judged_by_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(partition.mountpoint == "/proc" for partition in psutil.disk_partitions(all=True)):
+        pytest.skip("/proc is not a mount of its own here")
+    (tmp_path / "link").symlink_to("/proc/self")
+    assert read_place("compile cache", tmp_path / "link" / "cache").filesystem == "proc"
+    monkeypatch.chdir("/proc")
+    assert read_place("compile cache", Path("cache")).filesystem == "proc"
+
+
 # --- the PCI bus ------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """What drivers do to us: each fault is planted in the fake NVML and seen to fire."""
 
+import ctypes
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from flatout.hardware.nvidia.session import NvmlSession
 from flatout.hardware.nvidia.source import NvidiaSource
+from flatout.hardware.nvidia.xid import _address
 from flatout.hardware.torch_devices import with_torch_memory
 from flatout.records.device import Device
 from flatout.records.machine import ComputeProof, Framework
@@ -408,6 +410,34 @@ def test_a_lost_gpu_does_not_stop_the_count_of_the_others() -> None:
     source.sample(devices)
     fake.xids = [(1, 48)]
     assert [sample.xid_count for sample in source.sample(devices)] == [0, 1]
+
+
+def test_a_gpu_that_falls_off_its_bus_has_its_last_xid_counted_and_those_that_wait_behind_it() -> None:
+    fake = FakeNvml(gpus=2)
+    source, devices, _ = started(fake)
+    source.sample(devices)
+    fake.lose(0)  # from now on it does not even say its name
+    fake.lose(7)  # and one that nobody knows
+    fake.xids = [(0, 79), (7, 31), (1, 48)]
+    samples = source.sample(devices)
+    assert [(s.state, s.xid_count, s.xid_last) for s in samples] == [("down", 1, 79), ("up", 1, 48)]
+    assert not fake.calls["nvmlEventSetFree"]
+
+
+def test_two_pointers_to_one_device_are_one_handle() -> None:
+    device = ctypes.c_int()
+    first, second = (ctypes.pointer(device) for _ in range(2))
+    assert first != second
+    assert _address(first) == _address(second) == ctypes.addressof(device)
+
+
+def test_samples_of_gpm_are_given_back_before_their_session_ends() -> None:
+    fake = FakeNvml(gpus=1)
+    source, devices, _ = started(fake)
+    assert fake.live_samples
+    fake.lose_all(nvml.UNKNOWN)
+    source.sample(devices)
+    assert (fake.calls["nvmlShutdown"], fake.live_samples) == (1, 0)
 
 
 def test_the_xid_count_is_unknown_where_events_cannot_be_waited_for() -> None:

@@ -130,6 +130,7 @@ def test_a_collector_gets_gauges_sums_and_histograms(collector: Collector) -> No
     updates = metrics["flatout_job_updates_total"].sum
     assert updates.is_monotonic
     assert updates.data_points[0].as_double == 42
+    assert updates.data_points[0].start_time_unix_nano == 0, "it counts from a time that nobody knows"
     [steps] = metrics["flatout_job_step_seconds"].histogram.data_points
     assert (steps.count, steps.sum, sum(steps.bucket_counts)) == (42, 702, 42)
     assert steps.bucket_counts[-1] == 2

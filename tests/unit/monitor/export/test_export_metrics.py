@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -15,6 +16,7 @@ from flatout.monitor.export.dcgm import collect_dcgm
 from flatout.monitor.export.exporter import Exporter, as_record
 from flatout.monitor.export.labels import LabelLimits, label
 from flatout.monitor.export.look import Look
+from flatout.monitor.export.running import ExportRequest, exporter_for
 from flatout.monitor.export.text import write
 from flatout.records.device import Device, DeviceSample
 from flatout.records.live import LiveRank
@@ -191,6 +193,19 @@ def test_a_sampler_that_raises_leaves_the_last_frame_and_is_counted() -> None:
     values = values_of(exporter)
     assert one(values, "flatout_device_up", gpu="0") == 1
     assert one(values, "flatout_exporter_errors_total", collector="frame") == 1
+
+
+def test_looks_that_failed_and_ways_out_are_told_from_the_start() -> None:
+    looks = {"nvidia": 0, "processes": 2}
+    request = ExportRequest(
+        address=None, textfile=Path("/nowhere"), otlp_url="http://127.0.0.1:4318/v1/metrics"
+    )
+    values = values_of(exporter_for(request, lambda: frame_of(gpu()), lambda: looks))
+    told = {
+        key: one(values, "flatout_exporter_errors_total", collector=key)
+        for key in ("textfile", "otlp", *looks)
+    }
+    assert told == {"textfile": 0, "otlp": 0, **looks}
 
 
 def test_labels_are_capped_and_what_is_dropped_is_counted() -> None:

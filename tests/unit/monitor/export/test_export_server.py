@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from flatout.monitor.bearer import token_from
 from flatout.monitor.export.address import DEFAULT_LISTEN, Address, parse_address
 from flatout.monitor.export.exporter import Exporter
 from flatout.monitor.export.negotiation import preferred_format, wants_gzip
-from flatout.monitor.export.running import exposure
-from flatout.monitor.export.server import MetricsServer, Security, security_from, token_from
+from flatout.monitor.export.running import exposure, sent_in_the_clear
+from flatout.monitor.export.server import MetricsServer, Security, security_from
 from flatout.records.errors import CallerMistake, EnvironmentProblem
 from flatout.records.watching import Frame
 from tests.unit.monitor.export.frames import frame_of, fresh, gpu, job
@@ -265,3 +266,33 @@ def test_others_can_reach_it_only_where_that_is_said_and_then_it_warns() -> None
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     assert ["--token-file" in text for text in exposure(wide, Security(tls=tls))] == [True]
     assert exposure(wide, Security(tls=tls, token="x")) == ()
+
+
+def test_a_token_that_is_pushed_in_the_clear_is_warned_of() -> None:
+    secret = Security(token="x")
+    warned = [
+        bool(sent_in_the_clear(url, secret))
+        for url in (
+            "http://far:4318/v1/metrics",
+            "https://far/v1/metrics",
+            "http://[::1]:4318/v1/metrics",
+            "",
+        )
+    ]
+    assert warned == [True, False, False, False]
+    assert sent_in_the_clear("http://far:4318/v1/metrics", Security()) == ()
+
+
+def test_a_thread_that_cannot_be_started_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.monitor.export.server._CONNECTIONS", 2)
+    with MetricsServer(LOOPBACK, steady(), Security()) as server:
+        with monkeypatch.context() as planted:
+            planted.setattr(threading.Thread, "start", _refused)
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match="can't start"):
+                    server.process_request(None, None)
+        assert [server._open.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+def _refused(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -1,10 +1,12 @@
 """Each finding: what fires it, a near miss that must not, and data that is missing."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flatout.cli.commands import COMMANDS
+from flatout.monitor.fleet import prices
 from flatout.monitor.fleet.accounts import machines_of, waste_of
 from flatout.monitor.fleet.actions import command_for, ranked_actions
 from flatout.monitor.fleet.device_findings import device_findings
@@ -282,3 +284,17 @@ def test_every_command_that_is_offered_exists() -> None:
 def test_a_window_of_no_use_is_refused_before_anybody_is_asked(over_s: float) -> None:
     with pytest.raises(CallerMistake, match="a window of"):
         read_fleet("http://no-such-host.invalid", over_s=over_s)
+
+
+def test_your_own_price_goes_before_the_list_and_after_what_an_exporter_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prices.toml").write_text("as_of = 2026-01-01\nown_usd_per_gpu_hour = 2.10\n")
+    monkeypatch.setenv("FLATOUT_PRICES", str(tmp_path / "prices.toml"))
+    prices._listed.cache_clear()
+    silent = device(name="NVIDIA H200", usd_per_hour=None, price_source="")
+    told = device(usd_per_hour=3.0, price_source="its exporter")
+    found, words = prices.with_prices([silent, told])
+    assert [one.usd_per_hour for one in found] == [2.1, 3.0]
+    assert (found[0].price_source, words) == ("your own price", "as exporters tell them; your own price")
+    prices._listed.cache_clear()

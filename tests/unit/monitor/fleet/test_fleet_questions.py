@@ -53,6 +53,10 @@ def test_dcgm_exporters_names_are_asked_for_only_where_they_are_needed() -> None
 def test_where_restricts_every_query_except_whether_targets_answer() -> None:
     for text in all_queries():
         assert 'cluster="a"' in text or text.startswith("min by (instance) (up{"), text
+        bare = [
+            name for name in re.findall(r"(?:flatout_|DCGM_)\w+(?![\w{(|])", text) if "__name__" not in text
+        ]
+        assert not bare, f"{bare} of everybody in {text}"
 
 
 @pytest.mark.parametrize("value", ['a"} or vector(1)', "a\\", "a\nb", 'x",y="z'])
