@@ -79,12 +79,17 @@ class Computing:
 
     def _smaller(self, size: int) -> None:
         if size == 1:
-            raise JobFailed(
-                "a single sample runs out of memory",
-                expected="a module that fits into memory with one sample",
-                remedy="a lower precision (flatout.optimize), or a GPU with more memory (flatout fit)",
-            )
+            raise no_room()
         self.part_size = (size + 1) // 2
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def no_room() -> JobFailed:
+    """Where nothing is left to split."""
+    return JobFailed(
+        "a single sample runs out of memory",
+        expected="a module that fits into memory with one sample",
+        remedy="a lower precision (flatout.optimize), or a GPU with more memory (flatout fit)",
+    )
