@@ -56,7 +56,7 @@ def _answered(model: Any, requests: list[Request]) -> list[list[int]]:
     if not requests:
         return []
     length = max(len(one.prompt) + one.new_tokens for one in requests)
-    own = unheeded(model)
+    own = unheeded(model, draws=any(one.sampling.temperature for one in requests))
     generator: Generator | str = f"its generation_config asks for {', '.join(own)}" if own else ""
     generator = generator or generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
     if isinstance(generator, Generator):

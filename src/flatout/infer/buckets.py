@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from flatout.infer.failing import words_of
 from flatout.infer.optimizing.calling import Arguments, flat
 from flatout.infer.sizes import MOST_SIZES
 from flatout.memory.splitting import map_tensors, samples_in, tensors_of
@@ -123,6 +124,13 @@ class Fitting:
 
         return [part(start) for start in range(0, samples, size)]
 
+    def shortened(self, call: Arguments, length: int) -> Arguments:
+        """The call with sequences of at most this length."""
+        leaves, again = flat(call.args, call.kwargs)
+        for place, dimension in self.by_length.items():
+            leaves[place] = leaves[place].narrow(dimension, 0, min(length, leaves[place].shape[dimension]))
+        return again(leaves)
+
     def joined(self, outputs: list[Any]) -> Any:
         """The outputs of parts as one; what has no samples is the first part's."""
         rows = [list(tensors_of(one)) for one in outputs]
@@ -155,10 +163,15 @@ def fitting(call: Callable[..., Any], example: Arguments, spec: Buckets) -> Fitt
     except CallerMistake as mistake:
         return mistake.received
     tensors = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    by_length = {names[name]: dim for name, dim in spec.sequences.items() if name in names}
     missing = [str(name) for name in (*spec.sequences, *spec.fill) if name not in names]
     if missing:
         return f"the example has no input {', '.join(missing)}"
+    by_length = {}
+    for name, dimension in spec.sequences.items():
+        has = tensors[names[name]].dim()
+        if not -has <= dimension < has:
+            return f"the input {name} has {has} dimensions, and its sequence is to be in {dimension}"
+        by_length[names[name]] = dimension % has
     made = Fitting(
         spec=tree,
         looks=tuple(
@@ -180,7 +193,10 @@ def _with_cuts(call: Callable[..., Any], example: Arguments, made: Fitting) -> F
     cuts = []
     for more in ((1, 0), (0, 1 if made.by_length else 0)):
         larger = made.padded(example.copied(), (size[0] + more[0], size[1] + more[1]))
-        after = [tuple(one.shape) for one in tensors_of(larger.of(call))]
+        try:
+            after = [tuple(one.shape) for one in tensors_of(larger.of(call))]
+        except Exception as error:  # noqa: BLE001 - the module insists on its sizes, or memory does
+            return f"a larger input fails: {words_of(error)}"
         found = _grown(before, after)
         if isinstance(found, str):
             return found

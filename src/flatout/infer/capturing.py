@@ -6,16 +6,32 @@ thread stays on the stream of the capture.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Streams, graphs and clocks are this device's, whatever the thread's own is; a CPU has none of them."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+@functools.cache
+def _aside(index: int) -> Any:
+    """A stream for captures; torch would take that of the device which captured first in this process.
+
+    Always the same: of one pool, graphs share only what was allocated on one stream.
+    """
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def capturing(graph: Any, device: torch.device, pool: Any, stream: Any = None) -> Iterator[None]:
     """What is launched here goes into the graph; raises what went wrong, and leaves nothing behind."""
     index = torch.cuda.current_device() if device.index is None else device.index
+    stream = stream or _aside(index)
     generator = torch.cuda.default_generators[index]
     drawn = generator.get_state()
     try:

@@ -4,7 +4,7 @@ import math
 
 # Sizes of batches at most; each is a graph to capture, and one of the compiler's entries at the worst.
 MOST_SIZES = 8
-# Lengths are padded to the next of so many between two powers of two: an eighth is wasted at most.
+# Lengths are padded to the next of so many between two powers of two: a fifth is wasted at most.
 _STEPS = 4
 
 

@@ -124,17 +124,19 @@ class Companion:
         observing, self._observing = self._observing, None
         if session is not None:
             self._last_facts = dict(session.facts.get("levers", {}))
-        if observing is not None:
-            observing.__exit__(None, None, None)
-            self.run, self.profile = observing.seen.run, observing.seen.profile
-        elif session is not None and self._is_ours:
-            take_off(session)
-        if self._aside is not None:
-            shutil.rmtree(self._aside, ignore_errors=True)
-            self._aside = None
-        if self._listens and current().signal is None:  # else the script may still want to ask
-            current().leave()
-        self._listens = False
+        try:
+            if observing is not None:
+                observing.__exit__(None, None, None)
+                self.run, self.profile = observing.seen.run, observing.seen.profile
+            elif session is not None and self._is_ours:
+                take_off(session)
+        finally:  # signals are not ours any more, whatever became of the figures
+            if self._aside is not None:
+                shutil.rmtree(self._aside, ignore_errors=True)
+                self._aside = None
+            if self._listens and current().signal is None:  # else the script may still want to ask
+                current().leave()
+            self._listens = False
 
     @property
     def may_apply(self) -> bool:

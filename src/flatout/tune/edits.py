@@ -1,13 +1,18 @@
 """One change of a source each: the changed text, or None where its place is not certain (libcst)."""
 
+import io
 import re
-import textwrap
 from typing import Any, ClassVar
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+
+
+def lines_of(source: str) -> list[str]:
+    """Lines with their ends, as Python counts them: other characters that end lines for `str` do not."""
+    return io.StringIO(source).readlines()
 
 
 def at_the_top(source: str, statement: str) -> str | None:
@@ -62,7 +67,7 @@ def with_loader_settings(source: str, settings: dict[str, Any]) -> str | None:
 
 def with_autocast(source: str, line: int | None, device: str) -> str | None:
     """From the statement that calls the model to the one before `backward()`, in the same block."""
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     block = _block_around(source, line)
     if block is None or line is None:
         return None
@@ -75,13 +80,14 @@ def with_autocast(source: str, line: int | None, device: str) -> str | None:
     if inside != list(range(first, first + len(inside))):
         return None
     start, end = spans[first][0] - 1, spans[inside[-1]][1]
-    body = "".join(lines[start:end])
-    if '"""' in body or "'''" in body:
+    body = lines[start:end]
+    if any(quotes in line for line in body for quotes in ('"""', "'''")):
         return None  # what is in a long string must not be indented
     indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
     kind = "cuda" if device.startswith("cuda") else "cpu"
     head = f'{indent}with torch.autocast("{kind}", dtype=torch.bfloat16):\n'
-    return "".join([*lines[:start], head, textwrap.indent(body, "    "), *lines[end:]])
+    inner = [f"    {line}" if line.strip() else line for line in body]
+    return "".join([*lines[:start], head, *inner, *lines[end:]])
 
 
 def with_compile(source: str, line: int | None, mode: str) -> str | None:
@@ -100,7 +106,7 @@ def with_compile(source: str, line: int | None, mode: str) -> str | None:
     wrapper.visit(places)
     if places.after is None:
         return None
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     statement = lines[places.start - 1]
     indent = statement[: len(statement) - len(statement.lstrip())]
     how = "" if mode == "default" else f', mode="{mode}"'

@@ -44,9 +44,13 @@ def larger_batch(
     now: Pace,
     *,
     deadline: float,
+    left_out: str = "",
 ) -> LargerBatch:
-    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput."""
-    refusal = _refusal(measurer.request, baseline)
+    """A larger batch, where the user allows that: on top of the plan, up to the knee of throughput.
+
+    `left_out` says why none is tried any more.
+    """
+    refusal = _refusal(measurer.request, baseline) or left_out
     if refusal:
         return LargerBatch(trials=[_skipped(refusal)])
     size = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))

@@ -51,13 +51,13 @@ def lean(
         if pace.peak_bytes is None or best.peak_bytes is None:
             conclusions.conclude(choice, "skipped", "how much memory the job takes is not known here")
             continue
-        less, slower = 1 - pace.peak_bytes / best.peak_bytes, as_written.step_ms / pace.step_ms
+        less, speed = 1 - pace.peak_bytes / best.peak_bytes, as_written.step_ms / pace.step_ms
         words = f"{memory_size(best.peak_bytes)} -> {memory_size(pace.peak_bytes)}"
-        measured_result = ArmResult(step_ms=pace.step_ms, speedup=slower)
+        measured_result = ArmResult(step_ms=pace.step_ms, speedup=speed)
         if less < _LESS_AT_LEAST:
             conclusions.conclude(choice, "rejected", f"{words}: no less", measured_result, found)
-        elif slower < 1 - _SLOWER_AT_MOST:
-            conclusions.conclude(choice, "rejected", f"{words}, but {slower:.2f}x", measured_result, found)
+        elif speed < 1 - _SLOWER_AT_MOST:
+            conclusions.conclude(choice, "rejected", f"{words}, but {speed:.2f}x", measured_result, found)
         else:
             conclusions.conclude(choice, "kept", f"{less:.0%} less: {words}", measured_result, found)
             for one in needed:

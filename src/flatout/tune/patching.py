@@ -14,6 +14,7 @@ from pathlib import Path
 from flatout.records.plan import Choice, Plan
 from flatout.tune.edits import (
     at_the_top,
+    lines_of,
     with_autocast,
     with_compile,
     with_fused,
@@ -81,6 +82,9 @@ _SNIPPETS = {
         "        coming = moved"
     ),
 }
+# The new name for TF32, and what says that a script uses the new ones: mixing them with the old raises.
+_NEW_NAME, _NEW_TF32 = "fp32_precision", 'torch.backends.cuda.matmul.fp32_precision = "tf32"'
+_NO_NEWLINE = "\\ No newline at end of file"
 _KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
@@ -103,14 +107,13 @@ class Patched:
     def diff(self, before: str, name: str) -> str:
         """A unified diff, as `git apply` and `patch -p1` take it; of a file elsewhere as `patch -p0` does."""
         elsewhere = Path(name).is_absolute() or ".." in Path(name).parts
-        return "".join(
-            difflib.unified_diff(
-                before.splitlines(keepends=True),
-                self.source.splitlines(keepends=True),
-                name if elsewhere else f"a/{name}",
-                name if elsewhere else f"b/{name}",
-            )
+        lines = difflib.unified_diff(
+            lines_of(before),
+            lines_of(self.source),
+            name if elsewhere else f"a/{name}",
+            name if elsewhere else f"b/{name}",
         )
+        return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}\n" for line in lines)
 
 
 def patch_source(source: str, levers: Sequence[Choice], where: Where, *, device: str) -> Patched:
@@ -125,7 +128,8 @@ def patch_source(source: str, levers: Sequence[Choice], where: Where, *, device:
     for choice in sorted(levers, key=lambda one: _EDITED.index(one.id) if one.id in _EDITED else -1):
         changed = None
         if choice.id in _AT_THE_TOP and imports_torch:
-            changed = at_the_top(source, _AT_THE_TOP[choice.id])
+            is_new = choice.id == "tf32" and _NEW_NAME in source
+            changed = at_the_top(source, _NEW_TF32 if is_new else _AT_THE_TOP[choice.id])
         elif choice.id == "fused-optimizer":
             changed = with_fused(source, where.optimizer)
         elif choice.id == "debug-modes":
@@ -209,7 +213,7 @@ def _how_to_set_the_batch(choice: Choice) -> str:
 
 def _moved(where: Where, before: str, after: str) -> Where:
     """The same places in the changed source."""
-    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    matcher = difflib.SequenceMatcher(None, lines_of(before), lines_of(after), autojunk=False)
 
     def follow(line: int | None) -> int | None:
         if line is None:
@@ -219,6 +223,4 @@ def _moved(where: Where, before: str, after: str) -> Where:
                 return line - i1 + j1 if tag in ("equal", "replace") else None
         return None
 
-    # A statement that was wrapped in a block is one line further down.
-    moved = {name: follow(line) for name, line in dataclasses.asdict(where).items()}
-    return Where(**moved)
+    return Where(**{name: follow(line) for name, line in dataclasses.asdict(where).items()})

@@ -238,8 +238,11 @@ class Proof:
         if self._room.started > 1:
             # Side by side they may have been short of memory: alone they are not.
             for item in [
-                item for item, outcome in zip(numbered, outcomes, strict=True) if outcome == "failed"
+                item
+                for item, outcome in zip(numbered, outcomes, strict=True)
+                if outcome in ("failed", "killed")
             ]:
+                done -= 1
                 shutil.rmtree(self._folder / f"{item[0]}-guard")
                 one(item)
         return [GuardRun.read(self._folder / f"{number}-guard") for number, _ in numbered]

@@ -101,7 +101,7 @@ def _first_loss(
     )
     allowed = _TIMES_THE_TWINS * spread + _ROUNDOFFS * roundoff * max(abs(expected), 1e-3)
     evidence["first_loss"] = {"expected": expected, "got": got, "allowed": allowed}
-    if abs(got - expected) > allowed:
+    if not abs(got - expected) <= allowed:
         return f"the first loss is {got:.6g}, not {expected:.6g}: rounding explains {allowed:.2g}"
     return ""
 

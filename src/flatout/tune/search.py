@@ -129,8 +129,8 @@ class Finder:
         alone_ms: dict[str, float | None] = {}
         for start in range(0, len(choices), _ARMS_AT_A_TIME):
             some = choices[start : start + _ARMS_AT_A_TIME]
-            if not self._has_time(some):
-                return
+            if not self._has_time(choices[start:]):
+                break
             results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
             self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
             self._launch_share = results[0].host_share or 0.0
@@ -170,7 +170,11 @@ class Finder:
             together, *others[: _ARMS_AT_A_TIME + 1], what="together", threshold=1.0 - WORTH / 2
         )
         if results[0].failed:
-            self.best = together[:1]
+            self.best = (max(together, key=lambda one: self.conclusions.of(one).measured_speedup or 0.0),)
+            for choice in together:
+                if choice not in self.best:
+                    rest = _listed([one for one in together if one is not choice])
+                    self.conclusions.conclude(choice, "rejected", f"beside {rest}: {results[0].failed}")
             return
         self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
         evicted = []

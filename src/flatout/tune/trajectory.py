@@ -32,7 +32,7 @@ def judge_trajectory(
     spread = max(_rms(other, expected) for other in others)
     allowed = _TRAJECTORY_TIMES * spread + floor
     evidence = {"steps": count, "apart": apart, "twins_apart": spread, "allowed": allowed}
-    if apart > allowed:
+    if not apart <= allowed:  # nor where a twin has no number
         return (
             evidence,
             f"over {count} steps losses are {apart:.3g} from the baseline's; rounding explains {allowed:.3g}",

@@ -197,6 +197,7 @@ class _Tuner:
                 job,
                 lambda lever: lever in self._request.skip or bool(only and lever not in only),
                 lambda what, levers: self._measurer.measure(what, levers, as_written),
+                self._limits.deadline,
             )
         if room.note:
             self._notes.append(room.note)
@@ -211,6 +212,7 @@ class _Tuner:
                 now,
                 # On top of the budget, since it was asked for by name; but not without an end.
                 deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline),
+                left_out=ENDED_BY_CTRL_C if self._interrupted else "",
             )
 
     @contextlib.contextmanager
@@ -304,7 +306,10 @@ class _Tuner:
             "levers", StopRule(most_seconds=1e9), base, director=bench, bench=True, **order
         )
         try:
-            bench.run(plan, self._trials_folder, tell)
+            trials = bench.run(plan, self._trials_folder, tell)
+            if not bench.finished:
+                reason = f"the job ended {len(trials)} times while levers were tried"
+                finder.conclusions.leave_out(candidates, reason)
         except KeyboardInterrupt:
             self._interrupted = True
             finder.conclusions.leave_out(candidates, ENDED_BY_CTRL_C)

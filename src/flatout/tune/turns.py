@@ -32,6 +32,8 @@ class Room:
 def room_for(baseline: Profile, threads: int, runs: int) -> Room:
     """Room for so many runs of the job, each with so many threads."""
     memory, cores = baseline.memory, cores_allowed(read_host(places=()))
+    if memory.host_peak_bytes:
+        runs = max(1, min(runs, int(_OF_THE_HOST * available_memory_bytes() / memory.host_peak_bytes)))
     if len(baseline.ranks) > 1:  # launchers listen on a port, which only one of them can have
         return Room(1, 1)
     if baseline.device is None or not baseline.device.startswith("cuda"):
@@ -46,8 +48,6 @@ def room_for(baseline: Profile, threads: int, runs: int) -> Room:
     # Who waits for a turn has a model on the device already.
     waiting = _OF_A_RUN * (memory.parameter_bytes or memory.reserved_peak_bytes) + _CONTEXT_BYTES
     started = most + max(0, int((device - most * training) / waiting))
-    if memory.host_peak_bytes:
-        started = min(started, int(_OF_THE_HOST * available_memory_bytes() / memory.host_peak_bytes))
     started = min(started, runs, cores // _CORES_FOR_A_START)
     return Room(max(most, started), most)
 

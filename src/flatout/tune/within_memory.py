@@ -1,6 +1,8 @@
 """Room for a plan that takes more memory than it may: computing again or sending away, as needed."""
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -52,8 +54,11 @@ def make_room(
     job: JobFacts,
     left_out: Callable[[str], bool],
     measure: Measure,
+    deadline: float = math.inf,
 ) -> Room:
     """What costs nothing, then ways in the order of their cost, until two fit; the faster of these.
+
+    After the deadline, the first one that fits: room was asked for by name, and is not given up for time.
 
     Of what is done to a share of the model, just as much as is needed: two points tell how much that is.
     """
@@ -64,6 +69,8 @@ def make_room(
     fitting: list[tuple[tuple[Choice, ...], Measured, Pace, Choice]] = []
     waiting = list(_WAYS)
     while waiting and len(fitting) < _COMPARED:
+        if fitting and time.monotonic() > deadline:
+            break
         way = waiting.pop(0)
         if left_out(way.id) or not _suits(way, chosen, job):
             continue

@@ -178,6 +178,54 @@ def test_settings_of_the_model_that_draws_do_not_know_are_left_to_the_model() ->
         assert flatout.generate(mine, [[1, 2]], max_new_tokens=40) == [own(mine, [1, 2], 40)]
 
 
+def test_settings_of_drawing_alone_count_where_tokens_are_drawn() -> None:
+    from flatout.infer.generating.own_settings import own_sampling, unheeded
+
+    mine = small()
+    mine.generation_config.min_p = 0.1
+    assert unheeded(mine, draws=False) == ()
+    assert unheeded(mine) == ("min_p=0.1",)
+    with pytest.warns(UserWarning, match=r"min_p=0\.1"):
+        flatout.generate(mine, [[1, 2]], max_new_tokens=2, temperature=1.0)
+    mine.generation_config.do_sample = True
+    drawn = own_sampling(mine)
+    assert drawn is not None
+    assert drawn.top_k == 50, "as its own generate draws where nothing is said"
+
+
+def test_what_was_made_before_is_gone_before_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flatout.infer.generating import readiness
+
+    mine = small()
+    first = readiness.generator_for(mine, rows=1, length=20)
+    assert not isinstance(first, str)
+    cache = weakref.ref(first.decoder)
+    del first
+    gone: list[bool] = []
+
+    def counted(_model: object, wanted: int, _length: int) -> int:
+        gone.append(cache() is None)
+        return wanted
+
+    monkeypatch.setattr(readiness, "rows_that_fit", counted)
+    readiness.generator_for(mine, rows=1, length=300)
+    assert gone == [True]
+
+
+def test_a_trial_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flatout.infer.generating import readiness
+
+    def ended(_model: object) -> str:
+        raise KeyboardInterrupt
+
+    mine = small()
+    monkeypatch.setattr(readiness, "refusal_by_trial", ended)
+    with pytest.raises(KeyboardInterrupt):
+        readiness.generator_for(mine, rows=1, length=20)
+    monkeypatch.setattr(readiness, "refusal_by_trial", lambda _model: "no")
+    assert readiness.generator_for(mine, rows=1, length=20) == "no"
+
+
 def test_who_asks_for_more_rows_and_longer_ones_by_turns_shares_one() -> None:
     from flatout.infer.generating.readiness import generator_for
 

@@ -1,5 +1,6 @@
 """What goes along with a training, where something of its own cannot be done."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,23 @@ def test_without_a_run_folder_the_plan_is_applied_all_the_same(
     finally:
         companion.end()
     assert armed_session() is None
+
+
+def test_signals_are_the_programs_own_again_where_ending_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    found = signal.getsignal(signal.SIGTERM)
+    companion = Companion(None, watch=True, folder=tmp_path)
+    companion.begin([], Held())
+    observing = companion._observing
+    assert observing is not None
+    assert signal.getsignal(signal.SIGTERM) is not found
+    with monkeypatch.context() as patched:
+        patched.setattr(type(observing), "__exit__", full)
+        with pytest.raises(OSError, match="No space left"):
+            companion.end()
+    observing.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGTERM) is found

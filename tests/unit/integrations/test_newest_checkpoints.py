@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.integrations import accelerate, hugging_face, lightning
+from flatout.integrations.accelerate import checkpoints
 from flatout.integrations.hugging_face.checkpoints import damage_in
 
 
@@ -80,3 +81,22 @@ def test_accelerate_goes_on_from_what_has_its_name(tmp_path: Path) -> None:
     for name in ("step-9", "step-10", ".step-11.part", "step-x"):
         (tmp_path / name).mkdir()
     assert accelerate.newest_checkpoint(tmp_path) == tmp_path / "step-10"
+
+
+class OneRank:
+    """As much of an Accelerator as saving asks for."""
+
+    is_main_process, process_index = True, 0
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+    def save_state(self, folder: str) -> None:
+        (Path(folder) / "model").touch()
+
+
+def test_accelerate_keeps_the_one_just_saved_and_sweeps_what_a_kill_left(tmp_path: Path) -> None:
+    (tmp_path / ".step-7.part").mkdir()
+    for step in (10, 20):
+        checkpoints.save(OneRank(), tmp_path, step, {}, keep=0)
+    assert [one.name for one in tmp_path.iterdir()] == ["step-20"]

@@ -1,5 +1,6 @@
 """The guard rejects what changes learning, and lets rounding pass."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 from benchmarks.guard_jobs import CORRUPTIONS, JOBS, MEANINGLESS, Job, train  # noqa: E402
 from flatout.tune.guard import judge  # noqa: E402
 from flatout.tune.guard_runs import GuardRun, is_paired  # noqa: E402
+from flatout.tune.trajectory import judge_trajectory  # noqa: E402
 
 BF16 = 2.0**-9
 FP32 = 2.0**-23
@@ -111,3 +113,10 @@ def test_what_one_model_hands_to_another_need_not_be_the_same_bit_for_bit() -> N
     assert not is_paired(reference, run_that_saw(9, 50, 9, 60), [run_that_saw(8, 50, 7, 61)])
     nothing_alike = [run_that_saw(8, 51, 7, 61)]
     assert not is_paired(reference, run_that_saw(1, 50, 2, 60), nothing_alike)
+
+
+def test_a_twin_without_numbers_explains_nothing() -> None:
+    losses = [3.0, 2.0, 1.0, 0.5]
+    twin = [3.0, 2.0, math.nan, math.nan]
+    _, problem = judge_trajectory(losses, [twin], [3.0, 9.0, 9.0, 9.0], 1e-7)
+    assert "losses are" in problem

@@ -58,14 +58,16 @@ class Job:
     def is_too_large(self, pace: Pace) -> bool:
         return self.most is not None and (pace.peak_bytes or 0) > self.most
 
-    def larger(self, *chosen: Choice, deadline: float = 1e18, held: int | None = 0) -> LargerBatch:
+    def larger(
+        self, *chosen: Choice, deadline: float = 1e18, held: int | None = 0, left_out: str = ""
+    ) -> LargerBatch:
         memory = MemoryUse(
             device_total_bytes=self.room, parameter_bytes=held, gradient_bytes=0, optimizer_bytes=0
         )
         baseline = profile(samples_per_step=float(WAS), micro_batches=1.0, memory=memory)
         now = self.pace(WAS, compiled=COMPILE in chosen)
         measurer: Any = self
-        return larger_batch(measurer, baseline, chosen, now, deadline=deadline)
+        return larger_batch(measurer, baseline, chosen, now, deadline=deadline, left_out=left_out)
 
 
 def size_of(found: LargerBatch) -> int | None:
@@ -131,6 +133,13 @@ def test_when_time_is_over_the_size_that_surely_fits_was_executed(
     assert size_of(found) == times * WAS
     told = "time to run" if room > 8 * WAS else "knee"
     assert told in found.trials[0].reason
+
+
+def test_where_the_user_ended_the_search_no_size_is_tried() -> None:
+    job = Job()
+    [trial] = job.larger(left_out="ended by Ctrl-C").trials
+    assert (trial.verdict, trial.reason) == ("skipped", "ended by Ctrl-C")
+    assert job.ran == []
 
 
 def test_a_knee_between_two_sizes_is_executed() -> None:

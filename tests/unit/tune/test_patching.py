@@ -86,6 +86,20 @@ def test_switches_go_after_the_imports() -> None:
     assert expected in patched.source
 
 
+def test_tf32_by_the_names_that_the_script_uses() -> None:
+    own = 'torch.backends.cudnn.conv.fp32_precision = "ieee"\n'
+    source = SCRIPT.replace("torch.manual_seed(0)\n", own)
+    assert changed(Choice(id="tf32"), source=source) == [
+        '+torch.backends.cuda.matmul.fp32_precision = "tf32"'
+    ]
+
+
+def test_lines_are_those_that_python_counts() -> None:
+    source = SCRIPT.replace("# the library", "# a page\f, a line\u2028")
+    for levers in ([Choice(id="bf16")], [Choice(id="compile")], [Choice(id="tf32"), Choice(id="bf16")]):
+        assert changed(*levers, source=source) == changed(*levers)
+
+
 def test_debug_modes_that_a_constant_turns_on() -> None:
     on = SCRIPT.replace(
         "torch.manual_seed(0)\n",
@@ -145,8 +159,9 @@ def test_two_loaders_the_one_that_shuffles_is_the_training_one() -> None:
     assert changed(Choice(id="loader", settings={"num_workers": 4}), source=unclear) == []
 
 
-def test_the_patch_applies_with_git(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT.rstrip("\n")])
+def test_the_patch_applies_with_git(tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
     levers = tuple(Choice(id=name) for name in ("bf16", "compile", "fused-optimizer", "channels-last"))
     plan = Plan(
         job=Fingerprint(script="train.py", script_sha256="", device="NVIDIA H200"),

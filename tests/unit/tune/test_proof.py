@@ -1,8 +1,9 @@
 """Levers that change the training stay out of the proof; what they do to the losses is told."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
 from flatout.runtime.command import job_command
 from flatout.runtime.profiling import ProfileRequest
+from flatout.tune import proof as module
 from flatout.tune.guard_runs import GuardRun
 from flatout.tune.proof import Proof, Run, own_threads
 from flatout.tune.request import TuneRequest
+from flatout.tune.turns import Room
 from tests.profiles import profile
 
 COLLECTOR, PARAMETERS = Choice(id="garbage-collector"), Choice(id="bf16-parameters")
@@ -93,6 +96,26 @@ def test_what_learns_otherwise_does_not_hide_behind_other_samples(tmp_path: Path
     assert chosen == (LOADER,)
     assert evidence.verdict == "weak"
     assert "other parameters or inputs" in proving.unsafe["garbage-collector"]
+
+
+def test_what_ran_short_of_memory_beside_others_runs_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: dict[str, Iterator[str]] = {"plan": iter(("killed", "stopped")), "twin 1": iter(("stopped",))}
+    told: list[str] = []
+
+    def run_trial(plan: Any, place: Path) -> Any:
+        place.mkdir()
+        return SimpleNamespace(outcome=next(outcomes[plan.name.removeprefix("guard: ")]))
+
+    monkeypatch.setattr(module, "run_trial", run_trial)
+    monkeypatch.setattr(module.GuardRun, "read", lambda place: place)
+    monkeypatch.setattr(module, "room_for", lambda *_: Room(2, 2))
+    job = ProfileRequest(command=job_command(("true",), python="python"))
+    proving = Proof(TuneRequest(job=job), tmp_path, profile(), JobFacts(), lambda text, *_: told.append(text))
+    proving._run([("plan", (), 0.0, 0), ("twin 1", (), 0.0, 1)])
+    assert all(not list(runs) for runs in outcomes.values())
+    assert told[1:] == ["guard: 1 of 2 runs done", "guard: 2 of 2 runs done", "guard: 2 of 2 runs done"]
 
 
 def test_runs_side_by_side_share_the_cores_of_a_gpus_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The search finds what helps, also where levers depend on each other, and says why the others did not."""
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -14,6 +15,7 @@ from flatout.levers.catalogue import BY_ID, LEVERS
 from flatout.levers.job import JobFacts
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice
+from flatout.tune import search
 from flatout.tune.arms import Arm, ArmResult, Ask, Comparison, block_length, mean_and_half_width
 from flatout.tune.limits import Limits
 from flatout.tune.search import Finder
@@ -279,6 +281,57 @@ def test_when_the_time_is_over_the_best_so_far_stays() -> None:
     finder = searched(World({"bf16": 0.5, "compile": 0.5}), deadline=time.monotonic() - 1)
     assert finder.best == ()
     assert finder.conclusions.trials["bf16"].reason == "the time allowed was over"
+
+
+class Passing(World):
+    """Each answer takes ten seconds of a clock that stands still otherwise."""
+
+    now = 0.0
+
+    def answer(self, ask: Ask) -> list[ArmResult]:
+        self.now += 10.0
+        return super().answer(ask)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_helped_stays_where_the_time_is_over_before_all_were_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Passing({"tf32": 0.33, "compile": 0.5})
+    monkeypatch.setattr(search, "time", world)
+    on_top = ("compile", "fp8", "sdpa-backend")
+    cheap = [lever.id for lever in LEVERS if lever.switchable and lever.id not in (*on_top, "tf32")]
+    choices = [Choice(id=name) for name in ("tf32", *cheap[:9])]
+    compiled = Choice(id="compile", settings={"mode": "default"}, predicted_speedup=2.0)
+    finder = Finder(GPU, Limits(deadline=5.0, comparison_s=30.0))
+    asking = finder.search([*choices, compiled])
+    with contextlib.suppress(StopIteration):
+        ask = next(asking)
+        while True:
+            ask = asking.send(world.answer(ask))
+    assert names(finder) == ["tf32", "compile (default)"]
+    left = [finder.conclusions.trials[choice.words()] for choice in choices[6:]]
+    assert {(trial.verdict, trial.reason) for trial in left} == {("skipped", "the time allowed was over")}
+
+
+class Quarrelling(World):
+    """A job that dies where two levers are on together."""
+
+    def answer(self, ask: Ask) -> list[ArmResult]:
+        results = super().answer(ask)
+        died = ArmResult(step_ms=None, failed="the job was killed by signal 9")
+        return [died if len(arm) > 1 else one for arm, one in zip(ask.arms, results, strict=True)]
+
+
+def test_of_levers_that_break_the_job_together_the_fastest_alone_stays() -> None:
+    world = Quarrelling({"tf32": 0.9, "bf16": 0.5, "fused-optimizer": 0.4})
+    finder = searched(world, only=frozenset({"tf32", "bf16", "fused-optimizer"}))
+    assert names(finder) == ["fused-optimizer"]
+    kept = [trial.lever for trial in finder.conclusions.trials.values() if trial.verdict == "kept"]
+    assert kept == ["fused-optimizer"]
+    assert "killed by signal 9" in finder.conclusions.trials["bf16"].reason
 
 
 FACTORS = st.sampled_from([0.4, 0.7, 0.9, 0.98, 1.0, 1.05, 1.4])

@@ -54,8 +54,11 @@ def test_as_many_start_as_have_room_to_wait(peak: float, parameters: float, expe
     assert on_gpu(peak, parameters) == expected
 
 
-def test_starts_are_bound_by_the_host_too() -> None:
-    assert on_gpu(47, 0.5, host=1e6) == Room(2, 2)
+def test_runs_are_bound_by_the_hosts_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "available_memory_bytes", lambda: 100 * GIB)
+    assert on_gpu(47, 0.5, host=30) == Room(2, 2)
+    assert on_gpu(47, 0.5, host=60) == Room(1, 1)
+    assert room_for(profile(device="cpu", memory=MemoryUse(host_peak_bytes=30 * GIB)), 1, 5) == Room(2, 2)
 
 
 def test_on_a_cpu_each_has_cores_of_its_own() -> None:

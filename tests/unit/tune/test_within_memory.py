@@ -1,6 +1,7 @@
 """Room for a plan that takes too much: as little computed again as it needs."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def roomed(
     job: JobFacts = JOB,
     skip: tuple[str, ...] = (),
     free: bool = False,
+    deadline: float = math.inf,
 ) -> tuple[Any, list[str]]:
     asked: list[str] = []
     skip = skip if free else (*skip, *FREE)
@@ -38,7 +40,7 @@ def roomed(
         return answers[added]
 
     now = Measured(PACE, None, "stopped")
-    return make_room(chosen, now, 40 * GIB, job, skip.__contains__, measure), asked
+    return make_room(chosen, now, 40 * GIB, job, skip.__contains__, measure, deadline), asked
 
 
 def test_half_is_too_much_or_too_little_and_two_points_tell_how_much_is_needed() -> None:
@@ -54,6 +56,17 @@ def test_half_is_too_much_or_too_little_and_two_points_tell_how_much_is_needed()
         assert asked[:2] == ["block-checkpointing (share=0.5)", f"block-checkpointing (share={share})"]
         kept = next(trial for trial in room.trials if trial.verdict == "kept")
         assert kept.measured_speedup == pytest.approx(100 / step_ms)
+
+
+def test_when_the_time_is_over_the_first_that_fits_is_taken() -> None:
+    room, asked = roomed(
+        {
+            "block-checkpointing (share=0.5)": measured(115.0, 50),
+            "block-checkpointing (share=0.73)": measured(120.0, 39),
+        },
+        deadline=0.0,
+    )
+    assert [choice.words() for choice in room.chosen] == asked[-1:] == ["block-checkpointing (share=0.73)"]
 
 
 def test_what_fits_just_so_is_not_measured_again() -> None:

@@ -103,7 +103,8 @@ def _made(order: ExportOrder) -> tuple[torch.nn.Module, Arguments]:
         raise CallerMistake(
             "inputs without a tensor", expected="what the module is called with", remedy="--inputs"
         )
-    return made, call.mapped(lambda one: one.to(device)) if device else call
+    # Laid out as they will come: callers' inputs are made contiguous.
+    return made, call.mapped(lambda one: one.to(device or one.device).contiguous())
 
 
 def _called(function: Any, name: str) -> Any:

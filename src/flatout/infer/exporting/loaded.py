@@ -24,8 +24,8 @@ class LoadedModel:
         self.look = look
 
     @classmethod
-    def read(cls, path: Path, look: PackageLook | None = None) -> "LoadedModel":
-        """Load a package."""
+    def read(cls, path: Path, look: PackageLook | None = None, *, device: str = "") -> "LoadedModel":
+        """Load a package; onto this device, where one is named."""
         if not path.is_file():
             raise CallerMistake(f"there is no file {path}", expected="a package, .pt2", remedy=_REMEDY)
         if not zipfile.is_zipfile(path):
@@ -37,8 +37,16 @@ class LoadedModel:
                 expected="a machine like the one it was made for",
                 remedy="flatout export-model --device cpu on this machine",
             )
+        wanted = torch.device(device) if device else None
+        if wanted is not None and look is not None and torch.device(look.device).type != wanted.type:
+            raise CallerMistake(
+                f"{path} was compiled for {look.device}, and {device} is asked for",
+                expected="the kind of device that it was made for",
+                remedy=f"flatout export-model --device {device}",
+            )
+        number = -1 if wanted is None or wanted.index is None else wanted.index  # -1: the current one
         try:
-            return cls(torch._inductor.aoti_load_package(str(path)), look)  # noqa: SLF001
+            return cls(torch._inductor.aoti_load_package(str(path), device_index=number), look)  # noqa: SLF001
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise CorruptFile(path, f"torch cannot load it: {words}", remedy=_REMEDY) from error

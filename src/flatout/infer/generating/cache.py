@@ -33,11 +33,6 @@ class RowCache(Cache):
         self.places = torch.arange(length, device=device)
         self._each = torch.arange(rows, device=device)
 
-    @property
-    def nbytes(self) -> int:
-        """What it takes."""
-        return sum(one.nbytes for one in (*self.keys, *self.values))
-
     def read_into(self, row: int | None) -> None:
         """The next call reads a prompt into this row, from its beginning; None: each row gets one token."""
         self._row = row

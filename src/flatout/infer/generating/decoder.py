@@ -4,14 +4,13 @@ All that a step needs lies on the device, at places that never change: on a GPU 
 captured once, and each further token costs the host one launch.
 """
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from flatout.infer.capturing import capturing
+from flatout.infer.capturing import capturing, on_device
 from flatout.infer.generating.attention import TOGETHER, heads_ask_together
 from flatout.infer.generating.cache import RowCache, of_one_token
 from flatout.infer.generating.choosing_attention import faster_attention
@@ -53,7 +52,7 @@ class Decoder:
         self._places = self.cache.places[:room]
         self.attention = TOGETHER
         if on_gpu:
-            with self._on_device():
+            with on_device(self.device):
                 self.attention = faster_attention(model, self.cache)
         self.tokens = self._numbers(0)
         # How many more tokens a row gets, and what it got in the last step.
@@ -81,7 +80,7 @@ class Decoder:
         count = len(prompt)
         if not 0 < count < self.length:
             raise ValueError(f"a prompt of {count} tokens; 1 to {self.length - 1} have room here")
-        with self._on_device():
+        with on_device(self.device):
             logits = self._prompt_logits(row, prompt)
             self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
             self.top_k[row] = sampling.top_k
@@ -117,7 +116,7 @@ class Decoder:
         """The next token of every row that wants one, into `emitted`. `longest`: of all rows, so far."""
         seen = self._seen(longest)
         self.cache.look_at(self._places[:seen])
-        with self._on_device():
+        with on_device(self.device):
             graph = self._graph(kind, seen) if self._captures else None
             if graph is not None:
                 graph.replay()
@@ -143,7 +142,7 @@ class Decoder:
         cache = self.cache
         cache.look_at(self._places)
         self.tokens[row] = token
-        with self._on_device(), heads_ask_together(self.model, self.attention):
+        with on_device(self.device), heads_ask_together(self.model, self.attention):
             logits = self._one_forward()
         cache.at.add_(1)
         return logits[row].float()
@@ -239,11 +238,6 @@ class Decoder:
         warnings.warn(f"flatout.generate runs this model slower than it could: {words}", stacklevel=2)
         self._captures = False
         return None
-
-    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Streams and graphs are those of the model's device, whatever the thread's own is."""
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext()
 
     # Sizes
 

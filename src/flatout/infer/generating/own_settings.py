@@ -21,6 +21,13 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "penalty_alpha": (0.0,),
 }
+# The same, where tokens are drawn.
+_PLAIN_DRAWS: dict[str, tuple[Any, ...]] = {
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+}
 
 
 def own_stops(model: Any) -> tuple[int, ...]:
@@ -35,11 +42,15 @@ def own_sampling(model: Any) -> Sampling | None:
     own = getattr(model, "generation_config", None)
     if own is None or not getattr(own, "do_sample", False):
         return None
-    return Sampling(temperature=own.temperature or 1.0, top_k=own.top_k or 0, top_p=own.top_p or 1.0)
+    # Newer ones leave unset what their `generate` fills in.
+    usual: dict[str, Any] = getattr(own, "_get_default_generation_params", dict)()
+    top_k = usual.get("top_k") if own.top_k is None else own.top_k
+    return Sampling(temperature=own.temperature or 1.0, top_k=top_k or 0, top_p=own.top_p or 1.0)
 
 
-def unheeded(model: Any) -> tuple[str, ...]:
+def unheeded(model: Any, *, draws: bool = True) -> tuple[str, ...]:
     """What the model's own generation_config asks for and our draws know nothing of, as `name=value`."""
     own = getattr(model, "generation_config", None)
-    found = {name: getattr(own, name, None) for name in _PLAIN}
-    return tuple(f"{name}={value}" for name, value in found.items() if value not in (None, *_PLAIN[name]))
+    plain = {**_PLAIN, **(_PLAIN_DRAWS if draws else {})}
+    found = {name: getattr(own, name, None) for name in plain}
+    return tuple(f"{name}={value}" for name, value in found.items() if value not in (None, *plain[name]))

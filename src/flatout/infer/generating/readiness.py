@@ -4,6 +4,7 @@ Compiled steps and captured graphs know where weights lie. A model that was move
 anew.
 """
 
+import gc
 from typing import Any
 
 from flatout.infer.generating.generator import Generator
@@ -44,6 +45,7 @@ def generator_for(model: Any, *, rows: int, length: int) -> Generator | str:
     room = -(-max(length, made.decoder.length if made is not None else 0) // _STEP) * _STEP
     kept.wanted_rows = max(rows, kept.wanted_rows)
     kept.generator = made = None
+    gc.collect()  # what was made refers to itself, and its cache would count as taken
     kept.generator = Generator(model, rows=rows_that_fit(model, kept.wanted_rows, room), length=room)
     return kept.generator
 
@@ -56,6 +58,7 @@ def _kept(model: Any) -> Kept:
     # Dropped before anything is made: its memory may be needed.
     model.__dict__.pop(_PLACE, None)
     del known
-    kept = model.__dict__[_PLACE] = Kept(places)
+    kept = Kept(places)
     kept.refusal = refusal_by_trial(model)
+    model.__dict__[_PLACE] = kept  # only now: a trial that was broken off has shown nothing
     return kept

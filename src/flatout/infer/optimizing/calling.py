@@ -1,7 +1,8 @@
 """How a module is called: its arguments, taken apart and put together, and what two calls have in common."""
 
 import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.memory.splitting import map_tensors, tensors_of
 from flatout.records.errors import CallerMistake
+
+# What an output may hold beside tensors: it is the same in each call of one kind, and holds none itself.
+_PLAIN = (type(None), str, bytes, int, float, complex, enum.Enum, torch.dtype, torch.device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,3 +90,18 @@ def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Call
         return Arguments(*tree_unflatten(others, spec))
 
     return leaves, again
+
+
+def opaque_in(value: Any) -> str:
+    """The kind of an object, in a nesting, that may hold tensors which nobody sees; empty where none is."""
+    if isinstance(value, (torch.Tensor, *_PLAIN)):
+        return ""
+    if isinstance(value, list | tuple):
+        items = list(value)
+    elif isinstance(value, Mapping):
+        items = list(value.values())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, one.name, None) for one in dataclasses.fields(value)]
+    else:
+        return type(value).__name__
+    return next((kind for kind in map(opaque_in, items) if kind), "")

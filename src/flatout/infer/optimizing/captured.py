@@ -13,19 +13,33 @@ from typing import Any
 import torch
 
 from flatout.infer.capturing import capturing
-from flatout.infer.optimizing.calling import Arguments
+from flatout.infer.optimizing.calling import Arguments, opaque_in
 from flatout.memory.splitting import map_tensors
 
 _WARM_UPS = 3
 
 
+class Pool:
+    """Memory that graphs share: one of them runs at a time, whichever thread or stream it is called from."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.lock = threading.Lock()
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.used_on: Any = None
+
+
 class Captured:
     """A function of tensors of fixed shapes on one GPU; other arguments are the example's, for ever."""
 
-    def __init__(self, call: Callable[..., Any], example: Arguments, device: torch.device, pool: Any) -> None:
-        self._lock = threading.Lock()
+    def __init__(
+        self, call: Callable[..., Any], example: Arguments, device: torch.device, pool: Pool
+    ) -> None:
+        self._pool = pool
         self._device = device
-        self._inputs = example.copied()
+        # Inputs are written into, also by calls outside of the inference mode that the first one came in.
+        with torch.inference_mode(False):
+            self._inputs = example.copied()
         self._places = self._inputs.tensors()
         elsewhere = {str(one.device) for one in self._places if one.device != device}
         if elsewhere:
@@ -33,7 +47,6 @@ class Captured:
                 f"inputs on {', '.join(sorted(elsewhere))}: a graph on {device} would keep their first values"
             )
         self._graph = torch.cuda.CUDAGraph()
-        self._used_on: Any = None
         with torch.cuda.device(device), torch.no_grad():
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -42,23 +55,25 @@ class Captured:
                     self._inputs.of(call)
             torch.cuda.current_stream(device).wait_stream(stream)
             torch.cuda.synchronize(device)
-            with capturing(self._graph, device, pool, stream):
+            with capturing(self._graph, device, pool.handle, stream):
                 self._outputs = self._inputs.of(call)
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if kind := opaque_in(self._outputs):
+            raise ValueError(f"an output holds a {kind}: what is in it would be overwritten by the next call")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Copy the inputs in, run the graph, copy the outputs."""
         given = Arguments(args, kwargs).tensors()
-        with self._lock, torch.no_grad(), self._on_device():
+        pool = self._pool
+        with pool.lock, torch.no_grad(), self._on_device():
             stream = torch.cuda.current_stream(self._device)
-            if self._used_on is not None and self._used_on != stream:
-                stream.wait_event(self._done)
+            if pool.used_on is not None and pool.used_on != stream:
+                stream.wait_event(pool.done)
             for place, tensor in zip(self._places, given, strict=True):
                 place.copy_(tensor, non_blocking=True)
             self._graph.replay()
             outputs = map_tensors(torch.clone, self._outputs)
-            self._done.record(stream)
-            self._used_on = stream
+            pool.done.record(stream)
+            pool.used_on = stream
         return outputs
 
     @contextlib.contextmanager

@@ -121,6 +121,8 @@ class Guard:
 def _judged(found: torch.Tensor, wanted: torch.Tensor, limit: _Apart) -> Judgement:
     if found.shape != wanted.shape:
         return Judgement(f"an output has the shape {tuple(found.shape)}, not {tuple(wanted.shape)}")
+    if found.dtype != wanted.dtype:
+        return Judgement(f"an output is in {found.dtype}, not in {wanted.dtype}")
     if _is_finite(wanted) and not _is_finite(found):
         return Judgement("an output is not finite where the module's is")
     apart = _apart(found, wanted)

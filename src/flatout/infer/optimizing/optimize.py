@@ -1,15 +1,18 @@
 """From a module and examples to one that is as fast as can be: facts, guard, search, shapes."""
 
+import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import torch
 
 from flatout.infer.buckets import Buckets, Fitting, fitting
-from flatout.infer.optimizing.calling import Arguments, examples_of
+from flatout.infer.capturing import on_device
+from flatout.infer.failing import words_of
+from flatout.infer.optimizing.calling import Arguments, examples_of, opaque_in
 from flatout.infer.optimizing.facts import Facts, facts_of
 from flatout.infer.optimizing.guard import Guard
 from flatout.infer.optimizing.optimized import Optimized
@@ -40,10 +43,11 @@ def make_optimized(
     allowed = _checked(module, goal, allow, budget_s)
     examples = examples_of(example_inputs)
     training, notes = _into_eval(module)
-    try:
+    with _put_back_where_it_fails(training), contextlib.ExitStack() as stack:
         example = max(examples, key=lambda one: sum(tensor.numel() for tensor in one.tensors()))
         state = State(module)
         facts = facts_of(module, example, backend)
+        stack.enter_context(on_device(facts.device))
         remembers = state.changed()
         guard = Guard(module, [example], facts.dtype)
         race = Race(facts.device, goal, most_s=max(1.0, min(6.0, budget_s / 10)))
@@ -61,11 +65,17 @@ def make_optimized(
         shapes = _shapes(best, example, examples, facts, guard, buckets, notes)
         report = _report(goal, facts, search, best, final, notes, began)
         state.changed()
+    return Optimized(module, report, None if best is search.baseline else best, shapes, training)
+
+
+@contextlib.contextmanager
+def _put_back_where_it_fails(training: dict[torch.nn.Module, bool]) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         for part, was in training.items():
             part.training = was
         raise
-    return Optimized(module, report, None if best is search.baseline else best, shapes, training)
 
 
 def _report(
@@ -165,6 +175,8 @@ def _proven(best: Candidate, example: Arguments, guard: Guard, spec: Buckets) ->
     made = fitting(module, example, spec)
     if isinstance(made, str):
         return None, made
+    if kind := opaque_in(example.copied().of(module)):
+        return None, f"an output holds a {kind}, and what is in it cannot be cut"
     found: Fitting = made
     size = found.size_of(example.args, example.kwargs)
     assert size is not None
@@ -179,9 +191,12 @@ def _proven(best: Candidate, example: Arguments, guard: Guard, spec: Buckets) ->
         def padded(*args: Any, larger: tuple[int, int] = larger, **kwargs: Any) -> Any:
             return found.cut(found.padded(Arguments(args, kwargs), larger).of(module), size)
 
-        refusal = guard.judge(padded, Way()).refusal
+        try:
+            refusal = guard.judge(padded, Way()).refusal
+        except Exception as error:  # noqa: BLE001 - the module takes no such input, or memory does not
+            refusal = words_of(error)
         if refusal:
             return None, f"in {words}, {refusal}"
     if not spec.length:
-        found = dataclasses.replace(found, by_length={})
+        found = dataclasses.replace(found, by_length={}, cut_length=(None,) * len(found.cut_length))
     return found, ""

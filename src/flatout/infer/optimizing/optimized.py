@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,22 @@ from flatout.infer.optimizing.weights import needs_twin
 from flatout.records.inference import OptimizeReport
 
 Call = Callable[..., Any]
+
+
+class _Hearing:
+    """Tells that a module was loaded; copies and pickles of the module take nothing of us along."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self._told = weakref.WeakMethod(told)
+
+    def __call__(self, *_: Any) -> None:
+        told = self._told()
+        if told is not None:
+            told()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python's own, which takes anything and does nothing: pickles are read where Flatout is not.
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Optimized:
@@ -42,13 +59,14 @@ class Optimized:
         self._in_training = 0
         self._lock = threading.Lock()
         self._stale = False
-        self._hook: Any = None
-        # A graph knows where the module's own weights lie; of a twin's nobody else knows.
-        bound = candidate is not None and candidate.way.cuda_graph and not needs_twin(candidate.way)
+        self._hooks: list[Any] = []
+        # A graph knows where the module's own weights lie, and a twin in the module's own dtype shares some.
+        bound = candidate is not None and candidate.way.cuda_graph and candidate.way.dtype is None
         self._places = _places(module) if bound else None
         if candidate is not None and (needs_twin(candidate.way) or bound):
-            hearing: Any = module.register_load_state_dict_post_hook
-            self._hook = hearing(self._loaded)
+            for part in module.modules():  # each may be loaded by itself
+                hearing: Any = part.register_load_state_dict_post_hook
+                self._hooks.append(hearing(_Hearing(self._loaded)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module answers, without gradients."""
@@ -96,7 +114,7 @@ class Optimized:
         """Take the module's weights over again; after `load_state_dict` this happens by itself."""
         self._refresh()
 
-    def _loaded(self, *_: Any) -> None:
+    def _loaded(self) -> None:
         self._stale = True
 
     def _has_moved(self) -> bool:
@@ -138,9 +156,9 @@ class Optimized:
     def close(self) -> None:
         """Put back what was found; calls go to the module from now on."""
         self._run = self._shapes = self._candidate = None
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         for part, was_training in self._training.items():
             part.training = was_training
         self._training = {}

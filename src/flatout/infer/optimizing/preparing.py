@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flatout.infer.optimizing.calling import Arguments
-from flatout.infer.optimizing.captured import Captured
+from flatout.infer.optimizing.captured import Captured, Pool
 from flatout.infer.optimizing.switches import has_switches, switched
 from flatout.infer.optimizing.ways import Way
 from flatout.infer.optimizing.weights import needs_twin, twin
@@ -29,7 +29,7 @@ class Prepared:
         # Another compiler than Inductor, for tests.
         self._backend = backend
         self._own = next((one.dtype for one in module.parameters() if one.is_floating_point()), None)
-        self._pool: Any = None
+        self._pool: Pool | None = None
         self.inner = twin(module, way) if needs_twin(way) else module
         # For any shapes: all but what is compiled and captured.
         self.eager: Call = self._around(self.inner)
@@ -58,7 +58,7 @@ class Prepared:
         if not self.way.cuda_graph:
             return call
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = Pool()
         return Captured(call, example, self._device, self._pool)
 
     def for_example(self, example: Arguments) -> Call:

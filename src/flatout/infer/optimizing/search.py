@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flatout.infer.failing import words_of
 from flatout.infer.optimizing.calling import Arguments
 from flatout.infer.optimizing.deadline import TooLong, within
 from flatout.infer.optimizing.facts import Facts
@@ -16,8 +17,6 @@ from flatout.infer.optimizing.guard import Guard, Judgement
 from flatout.infer.optimizing.preparing import Call, Prepared
 from flatout.infer.optimizing.racing import MATTERS, Race, Raced
 from flatout.infer.optimizing.ways import Precision, Way
-from flatout.inside.out_of_memory import is_out_of_memory
-from flatout.records.errors import FlatoutError
 from flatout.records.inference import TriedWay, WayVerdict
 
 # A trial without a compiler in it takes seconds; what takes longer than this hangs.
@@ -143,7 +142,7 @@ class Search:
             self._note(way, lever, "failed", str(late), ready_s=time.monotonic() - began)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the module runs without this lever
-            self._note(way, lever, "failed", _words(error), ready_s=time.monotonic() - began)
+            self._note(way, lever, "failed", words_of(error), ready_s=time.monotonic() - began)
             return
         if way.compile:
             self._compile_s = max(ready_s, 1.0)
@@ -157,7 +156,7 @@ class Search:
         try:
             raced = self.compared(self.best, candidate)
         except Exception as error:  # noqa: BLE001
-            self._note(candidate.way, lever, "failed", _words(error), judged=judged, ready_s=ready_s)
+            self._note(candidate.way, lever, "failed", words_of(error), judged=judged, ready_s=ready_s)
             return
         risky = candidate.way.precision.startswith("fp16") and self.best.way.precision.startswith("bf16")
         if raced.is_faster(by=_FP16_MATTERS if risky else MATTERS):
@@ -218,12 +217,3 @@ class Search:
         if self._facts.on_gpu:
             with contextlib.suppress(RuntimeError):  # a trial that was left behind may be capturing
                 torch.cuda.empty_cache()
-
-
-def _words(error: BaseException) -> str:
-    if is_out_of_memory(error):
-        return "it ran out of memory"
-    if isinstance(error, FlatoutError):
-        return error.received
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:300]

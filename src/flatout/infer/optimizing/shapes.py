@@ -1,12 +1,14 @@
 """A prepared module for calls of all shapes: those it was made for, those padded to one, and the rest."""
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from flatout.infer.buckets import Fitting, Size
+from flatout.infer.failing import words_of
 from flatout.infer.optimizing.calling import Arguments, key_of
 from flatout.infer.optimizing.preparing import Prepared
 from flatout.memory.splitting import tensors_of
@@ -61,12 +63,12 @@ class Shapes:
         """Make all sizes ready now; they are otherwise when they are first needed."""
         if self._fitting is None:
             return
-        for length in self._lengths or [0]:
+        own = self._fitting.size_of(self._example.args, self._example.kwargs) or (1, 0)
+        for length in self._lengths or [own[1]]:
             for samples in self._batches:
-                own = self._fitting.size_of(self._example.args, self._example.kwargs) or (1, 0)
                 small = self._fitting.parts(self._example.copied(), min(samples, own[0]), own[0])[0]
-                if length >= own[1]:
-                    self._for_size((samples, length or own[1]), small)
+                with self._lock:
+                    self._for_size((samples, length), self._fitting.shortened(small, length))
 
     def _found(self, key: Any, call: Arguments) -> Call:
         with self._lock:
@@ -133,7 +135,13 @@ class Shapes:
         run = run or self._for_one(example)
         if run is None:
             return None
-        run = self._prepared.captured(run, example)
+        try:
+            run = self._prepared.captured(run, example)
+        except Exception as error:  # noqa: BLE001 - it runs without a graph, and the next call does not try anew
+            warnings.warn(
+                f"flatout.optimize: calls of {bucket[0]} samples run without a CUDA graph: {words_of(error)}",
+                stacklevel=2,
+            )
         self._by_size[bucket] = run
         return run
 

@@ -4,7 +4,7 @@ import torch
 
 
 class State:
-    """Buffers and parameters as they are now."""
+    """Buffers as they are now."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         named = dict(module.named_buffers())

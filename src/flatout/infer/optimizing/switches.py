@@ -15,8 +15,8 @@ from flatout.levers.attention_kernels import BACKENDS
 Setting = tuple[Any, str, Any]
 
 _lock = threading.Lock()
-# By group: what was found there, and how many calls want it otherwise.
-_turned: dict[str, tuple[list[Setting], int]] = {}
+# By group: what puts back what was found, and how many calls want it otherwise.
+_turned: dict[str, tuple[contextlib.ExitStack, int]] = {}
 
 
 @contextlib.contextmanager
@@ -24,11 +24,12 @@ def switched(way: Way) -> Iterator[None]:
     """What this way wants of the process, for as long as this lasts."""
     with contextlib.ExitStack() as stack:
         if way.precision == "tf32":
-            stack.enter_context(_turn("tf32", _tf32))
+            stack.enter_context(_turn("tf32", lambda: _set(_tf32())))
         if way.cudnn_autotune:
-            stack.enter_context(_turn("autotune", lambda: [(torch.backends.cudnn, "benchmark", True)]))
+            stack.enter_context(_turn("autotune", lambda: _set([(torch.backends.cudnn, "benchmark", True)])))
         if way.attention:
-            stack.enter_context(_attention(way.attention))
+            # Where others run with another one first, it stays theirs: any of them is right.
+            stack.enter_context(_turn("attention", lambda: _attention(way.attention)))
         yield
 
 
@@ -38,25 +39,31 @@ def has_switches(way: Way) -> bool:
 
 
 @contextlib.contextmanager
-def _turn(group: str, wanted: Callable[[], list[Setting]]) -> Iterator[None]:
+def _turn(group: str, how: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """The first one in turns them, the last one out puts back what the first one found."""
     with _lock:
-        found, users = _turned.get(group, ([], 0))
+        stack, users = _turned.get(group, (contextlib.ExitStack(), 0))
         if not users:
-            settings = wanted()
-            found = [(place, name, getattr(place, name)) for place, name, _ in settings]
-            for place, name, value in settings:
-                setattr(place, name, value)
-        _turned[group] = (found, users + 1)
+            stack.enter_context(how())
+        _turned[group] = (stack, users + 1)
     try:
         yield
     finally:
         with _lock:
-            found, users = _turned[group]
-            _turned[group] = (found, users - 1)
+            stack, users = _turned[group]
+            _turned[group] = (stack, users - 1)
             if users == 1:
-                for place, name, value in found:
-                    setattr(place, name, value)
+                stack.close()
+
+
+@contextlib.contextmanager
+def _set(settings: list[Setting]) -> Iterator[None]:
+    found = [(place, name, getattr(place, name)) for place, name, _ in settings]
+    for place, name, value in settings:
+        setattr(place, name, value)
+    yield
+    for place, name, value in found:
+        setattr(place, name, value)
 
 
 def _tf32() -> list[Setting]:

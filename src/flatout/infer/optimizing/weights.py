@@ -23,7 +23,6 @@ def twin(module: torch.nn.Module, way: Way) -> torch.nn.Module:
     for one in (*module.parameters(), *module.buffers()):
         known.setdefault(id(one), _other(one, way))
     made: torch.nn.Module = copy.deepcopy(module, known)
-    made.requires_grad_(False)
     if way.precision in QUANTIZED:
         _quantize(made, way.precision)
     return made

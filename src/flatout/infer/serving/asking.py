@@ -1,4 +1,4 @@
-"""What OpenAI's completions ask for, read strictly: what is not done here is refused, never left out."""
+"""What OpenAI's completions ask for, read strictly: what we know and do not do is refused."""
 
 from typing import Annotated, Any, Literal
 

@@ -27,7 +27,6 @@ class Job:
     error: BaseException | None = None
     # Tokens that the loop has not heard of yet.
     fresh: list[int] = dataclasses.field(default_factory=list)
-    told_end: bool = False
 
 
 class Engine:

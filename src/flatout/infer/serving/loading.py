@@ -34,16 +34,21 @@ class Served:
     by_name: bool
     # Inputs as the factory gave them, with a batch dimension; else made up.
     examples: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    # The one size of batch that it takes; None where any will do, or where nobody knows.
+    samples: int | None = None
 
 
 def load(target: str, inputs: Sequence[str], device: str) -> Served:
     """From `module:factory`, or a .pt2 or .pt file; raises CallerMistake or JobFailed."""
     specs = tuple(map(parsed, inputs))
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = Path(target)
     if path.suffix in (".pt2", ".pt"):
-        return _from_file(path, specs, place)
-    return _from_factory(target, specs, place)
+        return _from_file(path, specs, device)
+    return _from_factory(target, specs, _place(device))
+
+
+def _place(device: str) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def leave_a_core() -> None:
@@ -56,7 +61,7 @@ def leave_a_core() -> None:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
 
 
-def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: torch.device) -> Served:
+def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: str) -> Served:
     if not path.is_file():
         raise CallerMistake(
             f"{path} does not exist",
@@ -68,21 +73,33 @@ def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: torch.device) 
     )
     if not specs and path.suffix == ".pt":
         raise unknown
-    call, named = _read(path, device)
+    call, look = _read(path, device)
+    named = _told_inputs(look)
     by_name = bool(named) and not any(_POSITION.fullmatch(one.name) for one in named)
     specs = specs or named
     if not specs:
         raise unknown
-    return Served(name=path.stem, call=call, specs=specs, device=device, by_name=by_name)
+    is_fixed = look is not None and look.fewest_samples == look.most_samples
+    return Served(
+        name=path.stem,
+        call=call,
+        specs=specs,
+        # A package is for the kind of device that it was compiled for.
+        device=_place(device or (torch.device(look.device).type if look is not None else "")),
+        by_name=by_name,
+        samples=look.most_samples if look is not None and is_fixed else None,
+    )
 
 
-def _read(path: Path, device: torch.device) -> tuple[Any, tuple[TensorSpec, ...]]:
-    """What can be called, and its inputs where the file says them."""
+def _read(path: Path, device: str) -> tuple[Any, PackageLook | None]:
+    """What can be called, and what the file says of it."""
     try:
         if path.suffix == ".pt2":
-            loaded = LoadedModel.read(path)
-            return loaded, _told_inputs(loaded.look)
-        return torch.jit.load(str(path), map_location=device).eval(), ()  # type: ignore[no-untyped-call]
+            loaded = LoadedModel.read(path, device=device)
+            return loaded, loaded.look
+        return torch.jit.load(str(path), map_location=_place(device)).eval(), None  # type: ignore[no-untyped-call]
+    except CallerMistake:
+        raise
     except Exception as error:
         said = (str(error).splitlines() or [""])[0][:200]
         raise CallerMistake(

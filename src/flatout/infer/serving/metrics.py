@@ -29,7 +29,6 @@ FIRST_TOKEN_SECONDS = (
     10.0,
 )
 TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-TOKENS = tuple(float(4**power) for power in range(14))
 SIZES = tuple(float(2**power) for power in range(11))
 # However many routes, models or methods a client makes up: no more series than these.
 _MOST_SERIES = 200

@@ -65,7 +65,7 @@ def _alone(runner: Runner, item: Item) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - told below, if nothing else helps
         one = error
     # A graph that was exported for one size says so in many ways: it is asked for the size of its example.
-    given = next((len(tensor) for tensor in runner.served.examples.values()), 0)
+    given = runner.served.samples or next((len(tensor) for tensor in runner.served.examples.values()), 0)
     for size in (given, 2, 4, 8, 16, 32):
         runner.sizes = (size,) if size > 1 else ()
         try:
@@ -159,8 +159,11 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
             continue
         if value.shape != np.shape(other[name]):
             return f"{name} has shape {value.shape}, then {np.shape(other[name])}"
-        scale = float(np.max(np.abs(value), initial=0.0)) or 1.0
-        apart = float(np.max(np.abs(value.astype(float) - other[name].astype(float)), initial=0.0)) / scale
+        mine, its = value.astype(float), other[name].astype(float)
+        # What is the same, infinities and what is no number among it, is nothing apart.
+        differs = ~((mine == its) | (np.isnan(mine) & np.isnan(its)))
+        scale = float(np.max(np.abs(mine), initial=0.0, where=np.isfinite(mine))) or 1.0
+        apart = float(np.max(np.abs(mine[differs] - its[differs]), initial=0.0)) / scale
         if not apart <= _APART.get(str(value.dtype), _APART["bfloat16"]):
             return f"{name} moves by {apart:.2g} of its largest value"
     return ""

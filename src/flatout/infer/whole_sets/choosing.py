@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flatout.infer.whole_sets.computing import Computing
+from flatout.infer.whole_sets.computing import Computing, no_room
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.memory.batch_search import Search, TriedSize
 
@@ -29,6 +29,8 @@ def best_size(computing: Computing, make_batch: Callable[[int], Any], device: to
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+        if size == 1:
+            raise no_room()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         return TriedSize(size, None, None, fits=False)

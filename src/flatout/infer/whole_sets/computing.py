@@ -9,12 +9,8 @@ import torch
 from flatout.infer.optimizing.calling import arguments
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.levers.batches import leaves
-from flatout.memory.part_sizes import Sizes
 from flatout.memory.splitting import samples_in, split
 from flatout.records.errors import CallerMistake, JobFailed
-
-# A batch has to go through in parts so often before a larger part is tried: never, nearly.
-_NEVER = 1 << 60
 
 
 class Computing:
@@ -30,20 +26,15 @@ class Computing:
         self._module = module
         self._inputs = inputs
         self._device = device
-        self._sizes = Sizes(None, _NEVER)
-        self._sizes.now = part_size
-
-    @property
-    def part_size(self) -> int | None:
-        """Samples at a time, since memory ran out; None for whole batches."""
-        return self._sizes.now
+        # Samples at a time, since memory ran out; None for whole batches.
+        self.part_size = part_size
 
     def outputs(self, batch: Any) -> list[dict[str, torch.Tensor]]:
         """Outputs by name, part after part; still on the device."""
         given = self._given(batch)
         samples = samples_in(given)
         while True:
-            size = self._sizes.next() or samples
+            size = self.part_size or samples
             try:
                 return [self._one(part) for part in split(given, size, samples)]
             except Exception as error:
@@ -87,14 +78,18 @@ class Computing:
             ) from error
 
     def _smaller(self, size: int) -> None:
-        smaller = self._sizes.smaller_than(size)
-        if not smaller:
-            raise JobFailed(
-                "a single sample runs out of memory",
-                expected="a module that fits into memory with one sample",
-                remedy="a lower precision (flatout.optimize), or a GPU with more memory (flatout fit)",
-            )
-        self._sizes.ran_out(smaller)
+        if size == 1:
+            raise no_room()
+        self.part_size = (size + 1) // 2
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def no_room() -> JobFailed:
+    """Where nothing is left to split."""
+    return JobFailed(
+        "a single sample runs out of memory",
+        expected="a module that fits into memory with one sample",
+        remedy="a lower precision (flatout.optimize), or a GPU with more memory (flatout fit)",
+    )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import sys
 import time
@@ -98,7 +99,9 @@ def _over(wish: Wish, folder: Path | None, began: float) -> WholeSet:
     computing = Computing(wish.module, wish.inputs, device, found.part_size if found is not None else None)
     total = length_of(wish.dataset)
     size = wish.batch_size or (found.made.batch_size if found is not None else None)
-    size = size or _chosen(wish, computing, device, total)
+    if size is None:
+        sample, wish = _first_sample(wish, total)
+        size = 1 if sample is None else _chosen(wish, sample, computing, device, total)
     # Whole batches: a run that is resumed then computes the very same ones.
     shard_samples = -(-(wish.shard_samples or _SHARD_SAMPLES) // size) * size
     sink: Shards | ToFunction
@@ -177,13 +180,20 @@ def _workers(wish: Wish, device: torch.device) -> int:
     return min(_MOST_WORKERS, max(1, cores // 2))
 
 
-def _chosen(wish: Wish, computing: Computing, device: torch.device, total: int | None) -> int:
+def _first_sample(wish: Wish, total: int | None) -> tuple[Any, Wish]:
+    """The first sample, None where there is none; and the wish, in which it is still to come."""
+    if total is not None:
+        return (wish.dataset[0] if total else None), wish
+    samples = iter(wish.dataset)
+    sample = next(samples, None)
+    if samples is wish.dataset and sample is not None:
+        # It can be read once, and has given its first sample away.
+        wish = dataclasses.replace(wish, dataset=itertools.chain([sample], samples))
+    return sample, wish
+
+
+def _chosen(wish: Wish, sample: Any, computing: Computing, device: torch.device, total: int | None) -> int:
     """By trying, with the first sample again and again: reading is not what is timed."""
-    dataset = wish.dataset
-    try:
-        sample = dataset[0] if total else next(iter(dataset))
-    except (StopIteration, IndexError):
-        return 1
     collate = wish.collate or default_collate
 
     def batch(size: int) -> Any:

@@ -28,7 +28,9 @@ class Shards:
         if found is not None:
             _insist(folder, found.made, made)
         self.index = found or OutputIndex(made=made, outputs={}, shards=(), is_complete=False)
-        self.index = dataclasses.replace(self.index, shards=self._whole(self.index.shards))
+        whole = self._whole(self.index.shards)
+        complete = self.index.is_complete and whole == self.index.shards
+        self.index = dataclasses.replace(self.index, shards=whole, is_complete=complete)
         self._sweep()
 
     def _whole(self, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from flatout.records.errors import CallerMistake
+
 # Batches that may wait to be written: beyond it, computing waits.
 _MOST_WAITING = 4
 
@@ -99,22 +101,26 @@ class Writer:
         return _Leaving(here, arrived, part_size)
 
     def _work(self) -> None:
+        while (leaving := self._queue.get()) is not None:
+            if self._failed is None:
+                self._heard(lambda: self._take(leaving))
+        if self._gathered and self._failed is None:
+            self._heard(self._flush)
+
+    def _heard(self, work: Callable[[], None]) -> None:
+        """The one who computes hears of what fails, and this thread goes on until it is told to end."""
         try:
-            while (leaving := self._queue.get()) is not None:
-                if self._failed is not None:
-                    continue
-                if leaving.arrived is not None:
-                    leaving.arrived.synchronize()
-                self._gathered.append(leaving.tensors)
-                self._part_size = leaving.part_size
-                if self._samples >= self._shard_samples:
-                    self._flush()
-            if self._gathered and self._failed is None:
-                self._flush()
-        except BaseException as error:  # noqa: BLE001 - the one who computes hears of it
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by the next call from outside
             self._failed = error
-            while self._queue.get() is not None:
-                pass
+
+    def _take(self, leaving: _Leaving) -> None:
+        if leaving.arrived is not None:
+            leaving.arrived.synchronize()
+        self._gathered.append(leaving.tensors)
+        self._part_size = leaving.part_size
+        if self._samples >= self._shard_samples:
+            self._flush()
 
     @property
     def _samples(self) -> int:
@@ -122,8 +128,12 @@ class Writer:
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        if len({tuple(one) for one in gathered}) > 1:
-            raise ValueError("batches have outputs of other names than those before")
+        if any(_looks(one) != _looks(gathered[0]) for one in gathered):
+            raise CallerMistake(
+                "batches have outputs of other names, dtypes or shapes than those before",
+                expected="the same outputs for each sample",
+                remedy="pad them to one shape in the module, or give a function as out",
+            )
         self._sink.add(
             {name: torch.cat([one[name] for one in gathered]) for name in gathered[0]}, self._part_size
         )
@@ -131,3 +141,7 @@ class Writer:
     def _raise(self) -> None:
         if self._failed is not None:
             raise self._failed
+
+
+def _looks(outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: (one.dtype, one.shape[1:]) for name, one in outputs.items()}

@@ -24,10 +24,14 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def save(accelerator: Any, folder: Path, step: int, own: dict[str, Any], *, keep: int) -> Path:
-    """Save what was prepared, and `own` of each rank, all of which must call it; the newest are kept."""
+    """Save what was prepared, and `own` of each rank, all of which must call it.
+
+    The newest are kept, this one in any case.
+    """
     place, under_way = folder / f"step-{step}", folder / f".step-{step}.part"
     if accelerator.is_main_process:
-        shutil.rmtree(under_way, ignore_errors=True)
+        for left in folder.glob(".step-*.part"):  # by a save that was killed
+            shutil.rmtree(left, ignore_errors=True)
         under_way.mkdir(parents=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(under_way))
@@ -36,7 +40,7 @@ def save(accelerator: Any, folder: Path, step: int, own: dict[str, Any], *, keep
     if accelerator.is_main_process:
         shutil.rmtree(place, ignore_errors=True)  # of a training that went back and comes by again
         os.replace(under_way, place)  # noqa: PTH105
-        for old in _complete(folder)[keep:]:
+        for old in _complete(folder)[max(keep, 1) :]:
             shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
     return place

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import flatout
+from flatout.infer.exporting import exporting
 from flatout.infer.exporting.loaded import check
 from flatout.records.errors import CallerMistake, CorruptFile
-from flatout.records.packages import InputLook, PackageLook
+from flatout.records.packages import ExportOrder, InputLook, PackageLook
 
 LOOK = PackageLook(
     device="cpu",
@@ -56,6 +57,14 @@ def test_other_arguments_are_refused() -> None:
         check(LOOK, args, {})
     with pytest.raises(CallerMistake):
         check(LOOK, (*args, *args), kwargs)
+
+
+def test_examples_are_exported_as_callers_inputs_will_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    monkeypatch.setattr(exporting, "found", lambda _name: lambda: (torch.nn.Conv2d(3, 4, 3), images))
+    order = ExportOrder(factory="model:make", inputs="", device="", out="", fixed_batch=False)
+    _, call = exporting._made(order)
+    assert call.args[0].is_contiguous()
 
 
 def test_what_is_no_package_is_said_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from flatout.infer.buckets import Buckets, fitting
-from flatout.infer.optimizing.calling import Arguments, arguments
+from flatout.infer.optimizing.calling import Arguments, arguments, opaque_in
 from flatout.infer.optimizing.guard import Guard
 from flatout.infer.optimizing.optimize import _proven
 from flatout.infer.optimizing.preparing import Prepared
@@ -140,6 +140,98 @@ def test_what_does_not_grow_with_the_batch_by_one_is_refused() -> None:
     found = fitting(Pairs(), arguments(torch.randn(3, 2)), Buckets())
     assert isinstance(found, str)
     assert "becomes" in found
+
+
+class FixedBatch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(4, 8) + 1
+
+
+def proven(module: nn.Module, example: Arguments, spec: Buckets) -> Any:
+    prepared = Prepared(module, Way(), CPU)
+    guard = Guard(module, [example], torch.float32)
+    return _proven(Candidate(Way(), prepared, prepared.eager), example, guard, spec)
+
+
+def test_a_larger_input_that_fails_is_a_reason_not_to_pad() -> None:
+    class FewPlaces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(7)[: x.shape[1]]
+
+    class Tight(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 5:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return x
+
+    _, why = proven(FixedBatch(), arguments(torch.ones(4, 8)), Buckets())
+    assert why.startswith("a larger input fails: RuntimeError")
+    _, why = proven(Tight(), arguments(torch.ones(4, 8)), Buckets())
+    assert why == "in a larger batch, it ran out of memory"
+    _, why = proven(FewPlaces(), arguments(torch.ones(4, 6)), Buckets(length=(9,), sequences={0: 1}))
+    assert why.startswith("in a longer sequence, RuntimeError")
+
+
+def test_dimensions_count_from_the_end_too_and_must_be_there() -> None:
+    fits = fitting(nn.Identity(), arguments(torch.ones(4, 6, 3)), Buckets(sequences={0: -2}))
+    assert not isinstance(fits, str)
+    assert fits.size_of((torch.ones(2, 9, 3),), {}) == (2, 9)
+    found = fitting(nn.Identity(), arguments(torch.ones(4, 6)), Buckets(sequences={0: 2}))
+    assert found == "the input 0 has 2 dimensions, and its sequence is to be in 2"
+
+
+def test_sequences_without_lengths_to_pad_to_stay_whole() -> None:
+    found, why = proven(nn.Identity(), arguments(torch.ones(4, 7, 5)), Buckets(sequences={0: 1}))
+    assert why == ""
+    size = found.size_of((torch.ones(3, 7, 5),), {})
+    assert found.cut(found.padded(arguments(torch.ones(3, 7, 5)), (4, 0)).of(nn.Identity()), size).shape == (
+        3,
+        7,
+        5,
+    )
+
+
+def test_what_hides_tensors_is_not_padded() -> None:
+    class Cache:
+        def __init__(self, keys: torch.Tensor) -> None:
+            self.keys = keys
+
+    class Caching(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"out": x, "cache": Cache(x)}
+
+    _, why = proven(Caching(), arguments(torch.ones(4, 8)), Buckets())
+    assert why == "an output holds a Cache, and what is in it cannot be cut"
+    assert opaque_in({"a": [torch.ones(1), None, (1, 2.0, "x", torch.float32)]}) == ""
+
+
+@torch.no_grad()
+def test_all_lengths_are_made_ready_at_once() -> None:
+    torch.manual_seed(0)
+    module = Reader().eval()
+    spec = Buckets(length=(4, 8, 12), sequences={"input_ids": 1, "attention_mask": 1})
+    run = shapes_of(module, arguments(texts(2, 8)), spec, (2,))
+    run.prepare()
+    assert set(run._by_size) == {(2, 4), (2, 8), (2, 12)}
+
+
+def test_a_size_that_cannot_be_captured_is_told_once_and_runs_without_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = nn.Linear(8, 4).eval()
+    run = shapes_of(module, arguments(torch.ones(4, 8)), Buckets(), (2, 4))
+    tries: list[Any] = []
+
+    def fails(*given: Any) -> Any:
+        tries.append(given)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(run._prepared, "captured", fails)
+    with pytest.warns(UserWarning, match="2 samples run without a CUDA graph: RuntimeError"):
+        run(torch.ones(1, 8))
+    x = torch.ones(2, 8)
+    torch.testing.assert_close(run(x), module(x).detach())
+    assert len(tries) == 1
 
 
 def test_sizes_are_halves() -> None:

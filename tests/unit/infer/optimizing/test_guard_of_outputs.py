@@ -82,6 +82,11 @@ def test_what_is_not_finite_is_refused(guarded: tuple[nn.Module, Guard]) -> None
     assert "not finite" in guard.judge(overflows, BF16).refusal
 
 
+def test_another_dtype_is_refused(guarded: tuple[nn.Module, Guard]) -> None:
+    model, guard = guarded
+    assert "torch.float64" in guard.judge(lambda *args: model(*args).double(), BF16).refusal
+
+
 def test_other_choices_are_refused_where_numbers_are_near() -> None:
     """All scores lie so near each other that an error is little in them, and much in which is the largest."""
     torch.manual_seed(0)

@@ -3,7 +3,10 @@
 Modules here sleep unless they run one certain way: which is faster is no question of luck.
 """
 
+import contextlib
+import copy
 import importlib.util
+import pickle
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from flatout.infer.optimizing.optimize import make_optimized
 from flatout.infer.optimizing.optimized import Optimized
 from flatout.infer.optimizing.switches import switched
 from flatout.infer.optimizing.ways import Way
+from flatout.infer.optimizing.weights import twin
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.inference import TriedWay
 
@@ -201,8 +205,16 @@ def test_a_copy_with_other_weights_follows_what_the_module_loads() -> None:
     x = torch.randn(6, 8)
     module.load_state_dict(other.state_dict())
     torch.testing.assert_close(made(x), other(x).detach(), atol=0.05, rtol=0.05)
+    torch.manual_seed(2)
+    again = nn.Linear(8, 5)
+    module.layer.load_state_dict(again.state_dict())
+    torch.testing.assert_close(made(x), again(x).detach(), atol=0.05, rtol=0.05)
+    for apart in (copy.deepcopy(module), pickle.loads(pickle.dumps(module, protocol=2))):
+        apart.load_state_dict(other.state_dict())
+        assert torch.equal(apart(x), other(x))
+    torch.testing.assert_close(made(x), again(x).detach(), atol=0.05, rtol=0.05)
     made.close()
-    assert not module._load_state_dict_post_hooks
+    assert not any(part._load_state_dict_post_hooks for part in module.modules())
 
 
 def test_a_call_that_fails_the_fast_way_runs_as_written() -> None:
@@ -266,6 +278,27 @@ def test_switches_of_the_process_are_back_when_the_last_user_leaves() -> None:
     assert (cudnn.benchmark, torch.backends.cuda.matmul.fp32_precision) == before
 
 
+def test_the_order_of_attention_kernels_is_back_when_the_last_user_leaves() -> None:
+    order = torch._C._get_sdp_priority_order
+    before = order()
+    first, second = switched(Way(attention="cudnn")), switched(Way(attention="cudnn"))
+    first.__enter__()
+    turned = order()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert order() == turned != before, "the other one still wants it"
+    second.__exit__(None, None, None)
+    assert order() == before
+
+
+def test_weights_that_a_copy_shares_stay_trainable() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    other = twin(module, Way(channels_last=True))
+    assert all(one.requires_grad for one in module.parameters())
+    assert other[1].weight is module[1].weight
+    assert not other[0].weight.requires_grad
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.timeout(300)
@@ -316,13 +349,95 @@ def test_inputs_beside_the_gpu_are_not_captured() -> None:
         Captured(lambda x: x, arguments(torch.ones(2)), torch.device("cuda", 0), None)
 
 
-def test_weights_that_lie_elsewhere_than_when_they_were_captured_end_the_fast_way() -> None:
+class Graph:
+    """A graph that computes nothing when it is run: outputs are those of the capture."""
+
+    def replay(self) -> None:
+        """Nothing changes."""
+
+
+class Marker:
+    """An event, or a stream, which remembers what it is asked for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda what=None: self.heard.append((name, what))
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in for CUDA, whose device is the CPU; the last one is the current stream."""
+    found: list[Any] = [Marker()]
+    nothing = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
+    fakes = {"CUDAGraph": Graph, "Event": Marker, "Stream": Marker, "device": nothing, "stream": nothing}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: found[-1])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", nothing)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr("flatout.infer.optimizing.captured.capturing", nothing)
+    return found
+
+
+def test_graphs_of_one_pool_wait_for_each_other(streams: list[Any]) -> None:
+    from flatout.infer.optimizing.preparing import Prepared
+
+    prepared = Prepared(nn.Identity(), Way(cuda_graph=True), torch.device("cpu"))
+    small, large = (prepared.captured(nn.Identity(), arguments(torch.ones(size))) for size in (2, 4))
+    other = prepared.captured_too(prepared.way).captured(nn.Identity(), arguments(torch.ones(2)))
+    small(torch.ones(2))
+    first = streams[-1]
+    streams.append(Marker())
+    large(torch.ones(4))
+    waited = [what for name, what in streams[-1].heard if name == "wait_event"]
+    assert [name for event in waited for name, stream in event.heard if stream is first] == ["record"]
+    streams[-1].heard.clear()
+    other(torch.ones(2))
+    assert streams[-1].heard == [], "a pool of its own"
+
+
+def test_a_graph_captured_in_inference_mode_takes_calls_outside_of_it(streams: list[Any]) -> None:
+    from flatout.infer.optimizing.captured import Captured, Pool
+
+    with torch.inference_mode():
+        run = Captured(nn.Identity(), arguments(torch.ones(2)), torch.device("cpu"), Pool())
+    assert torch.equal(run(torch.full((2,), 3.0)), torch.full((2,), 3.0))
+    assert streams
+
+
+@pytest.mark.usefixtures("streams")
+def test_what_hides_tensors_is_not_captured() -> None:
+    from flatout.infer.optimizing.captured import Captured, Pool
+
+    with pytest.raises(ValueError, match="holds a Marker"):
+        Captured(lambda _x: [Marker()], arguments(torch.ones(2)), torch.device("cpu"), Pool())
+
+
+def test_a_device_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flatout.infer.optimizing import optimize
+
+    asked: list[torch.device] = []
+    monkeypatch.setattr(
+        optimize, "on_device", lambda device: asked.append(device) or contextlib.nullcontext()
+    )
+    optimized(nn.Identity(), torch.randn(2, 2), budget_s=0.5)
+    assert asked == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_weights_that_lie_elsewhere_than_when_they_were_captured_end_the_fast_way(
+    channels_last: bool,
+) -> None:
     from flatout.infer.optimizing.preparing import Prepared
     from flatout.infer.optimizing.search import Candidate
 
     module = nn.Linear(4, 4).eval()
     graph = nn.Linear(4, 4)  # stands for a graph over the weights that were
-    candidate = Candidate(Way(cuda_graph=True), Prepared(module, Way(), torch.device("cpu")), graph)
+    way = Way(cuda_graph=True, channels_last=channels_last)
+    candidate = Candidate(way, Prepared(module, Way(), torch.device("cpu")), graph)
     made = Optimized(module, None, candidate, None, {})  # type: ignore[arg-type]
     x = torch.ones(1, 4)
     assert torch.equal(made(x), graph(x))

@@ -1,7 +1,9 @@
 """Models made ready: loaded, proven, measured."""
 
+import dataclasses
 import sys
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from flatout.infer.serving.sizing import sized
 from flatout.infer.serving.specs import parsed
 from flatout.infer.sizes import next_length
 from flatout.records.errors import CallerMistake, JobFailed
+from flatout.records.packages import InputLook, PackageLook
 
 CPU = torch.device("cpu")
 
@@ -197,6 +200,42 @@ def test_a_torchscript_file_is_served(project: Path) -> None:
         load("bad.pt", ("x:float32[3]",), "cpu")
     with pytest.raises(CallerMistake, match="does not say what its inputs are"):
         load("it.pt", (), "cpu")
+
+
+def test_a_package_is_served_where_and_as_it_was_made(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = (InputLook(path="0.0", dtype="float32", shape=(48, 3), batch=False),)
+    look = PackageLook(device="cpu", torch_version="", inputs=inputs, fewest_samples=48, most_samples=48)
+    asked: list[int] = []
+
+    def loaded(_path: str, device_index: int) -> Any:
+        asked.append(device_index)
+        return lambda x: x.view(48, 3) + 1
+
+    monkeypatch.setattr("flatout.infer.exporting.loaded._look_of", lambda _path: look)
+    monkeypatch.setattr("torch._inductor.aoti_load_package", loaded)
+    with zipfile.ZipFile(project / "it.pt2", "w") as file:
+        file.writestr("a", "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        served = load("it.pt2", (), "")
+        assert served.device == CPU
+        with pytest.raises(CallerMistake, match="compiled for cpu, and cuda:1"):
+            load("it.pt2", (), "cuda:1")
+        look = dataclasses.replace(look, device="cuda:0")
+        assert load("it.pt2", (), "cuda:1").device == torch.device("cuda:1")
+        assert load("it.pt2", (), "").device == torch.device("cuda")
+    assert asked == [-1, 1, -1]
+    one = Runner(served)
+    assert prove(one).notes == ("it takes batches of 48 alone: smaller ones are filled up",)
+
+
+def test_answers_that_hold_no_numbers_are_the_same_where_they_are() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(torch.tensor([True, False, False]), float("-inf"))
+
+    assert prove(runner(masked, "x:float32[3]")) == Proof(batches=True, notes=())
+    mixing = runner(lambda x: masked(x) * len(x), "x:float32[3]")
+    assert "items change each other's answers" in prove(mixing).notes[0]
 
 
 def test_an_item_may_be_a_single_number() -> None:

@@ -172,6 +172,37 @@ def test_a_writer_that_fails_ends_the_run() -> None:
         run(nn.Identity(), full)
 
 
+@pytest.mark.timeout(30)
+def test_a_last_shard_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    def full(first: int, _outputs: Any) -> None:
+        if first == 48:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run(nn.Identity(), full)
+
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : 2 if len(x) == 2 else 4]
+
+    with pytest.raises(CallerMistake, match="other names, dtypes or shapes"):
+        run(Odd(), tmp_path / "out", shard_samples=100)
+
+
+def test_an_iterator_keeps_its_first_sample_where_a_batch_size_is_found(tmp_path: Path) -> None:
+    done = run(nn.Identity(), tmp_path / "out", iter(Counted()), batch_size=None)
+    assert torch.equal(done.output()[:, 0], torch.arange(float(SAMPLES)))
+    assert run(nn.Identity(), tmp_path / "none", iter(()), batch_size=None).samples == 0
+
+
+def test_a_finished_run_that_lost_a_shard_is_not_finished(tmp_path: Path) -> None:
+    whole = run(nn.Identity(), tmp_path / "out", Counted()).output()
+    sorted((tmp_path / "out").glob("part-*"))[2].unlink()
+    again = run(nn.Identity(), tmp_path / "out", Counted())
+    assert again.computed == SAMPLES - 24
+    assert torch.equal(again.output(), whole)
+
+
 def test_a_batch_size_is_found_and_kept(tmp_path: Path) -> None:
     done = run(nn.Linear(4, 3), tmp_path / "out", batch_size=None)
     assert 1 <= done.batch_size <= SAMPLES
