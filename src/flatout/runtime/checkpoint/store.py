@@ -104,6 +104,8 @@ class Partial:
         for rank in range(1, ranks):
             listed = self.path / _OF_A_RANK.format(rank)
             while not listed.exists():
+                if not self.path.is_dir():
+                    raise FileNotFoundError("another rank could not write its part, and gave it all up")
                 if time.monotonic() > deadline or not is_needed():
                     raise TimeoutError(f"rank {rank} has not written its part")
                 time.sleep(_LOOK_EVERY_S)
@@ -133,9 +135,12 @@ class Partial:
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
+    # Memory that is shared cannot be closed while there are views of it, and be it by an error's traceback.
+    with memoryview(data) as whole:
+        done = 0
+        while done < len(whole):
+            with whole[done:] as rest:
+                done += file.write(rest)
 
 
 def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None) -> list[Stored]:
