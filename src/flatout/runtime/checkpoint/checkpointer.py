@@ -25,10 +25,11 @@ from flatout.runtime.checkpoint.store import (
     STATE_FILE,
     Damaged,
     Stored,
-    checkpoints,
+    complete,
     give_up_newer,
     newest_complete,
     read_manifest,
+    set_aside_newer,
     verify,
 )
 from flatout.runtime.checkpoint.writer import at_work_in
@@ -87,6 +88,8 @@ class Checkpointer:
         self._layout: tuple[Any, Layout] | None = None
         self._under_way: Snapshot | None = None
         self._saved_step: int | None = None
+        # Resumed at this step, and not saved since.
+        self._went_on_from: int | None = None
         # What went wrong since somebody asked.
         self._problem = ""
         # Asked before each save, on every rank alike: why this state must not be kept, or nothing.
@@ -116,14 +119,18 @@ class Checkpointer:
             if step != self._saved_step and not self._refused(step):
                 self.save(step)
             self.wait()
+            self._tell_of_problems()
             raise Stopped(current().exit_code)
-        problem = self.problem()
-        if problem:
-            sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
+        self._tell_of_problems()
         if not self._every or step % self._every or step == self._saved_step or self._refused(step):
             return False
         self.save(step)
         return True
+
+    def _tell_of_problems(self) -> None:
+        problem = self.problem()
+        if problem:
+            sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
 
     def _refused(self, step: int) -> bool:
         """Whether somebody has a reason not to keep this state; then it is said, and the last one stays."""
@@ -166,9 +173,20 @@ class Checkpointer:
             },
             "keep": self._keep,
         }
+        self._leave_what_is_newer()
         self._writer.start()
         self._saved_step = step
         self._under_way = self._copier.copy(tensors, layout, lambda: self._writer.send(order))
+
+    def _leave_what_is_newer(self) -> None:
+        """Once training that went back goes on, what it had saved after that place is no more its own."""
+        if self._went_on_from is not None and self._ranks.is_first:
+            for path in set_aside_newer(self._folder, self._went_on_from):
+                sys.stderr.write(
+                    f"flatout: training went on from step {self._went_on_from}: "
+                    f"what was saved later is {path.name} now\n"
+                )
+        self._went_on_from = None
 
     def _texts(self, plain: dict[str, Any], apart: Apart) -> dict[str, str]:
         ranks = self._ranks
@@ -259,6 +277,7 @@ class Checkpointer:
         with self._not_while_written():
             name = self._ranks.agree(lambda: self._choose(which))
             if not name:
+                self._went_on_from = 0
                 return 0
             stored = Stored(read_manifest(Path(name))["step"], Path(name))
             state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
@@ -273,7 +292,7 @@ class Checkpointer:
             word = "this rank had no random numbers in the checkpoint: they begin anew"
         if word:
             sys.stderr.write(f"flatout: {word}\n")
-        self._saved_step = int(state["step"])
+        self._saved_step = self._went_on_from = int(state["step"])
         return self._saved_step
 
     def roll_back(self, is_sound: Callable[[], bool] = lambda: True) -> int | None:
@@ -283,7 +302,7 @@ class Checkpointer:
         Newer checkpoints are given up. All ranks must call it.
         """
         with self._not_while_written():
-            for name in json.loads(self._ranks.agree(lambda: json.dumps(self._whole()))):
+            for name in json.loads(self._ranks.agree(self._whole)):
                 stored = Stored(read_manifest(Path(name))["step"], Path(name))
                 state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
                 self._load(stored, state)
@@ -294,25 +313,18 @@ class Checkpointer:
                     return stored.step
         return None
 
+    def _whole(self) -> str:
+        """All complete ones, the newest first, as ranks tell each other."""
+        return json.dumps([str(one.path) for one in complete(self._folder, self._tell_of_damage)])
+
     def newest(self) -> Path | None:
         """The newest complete checkpoint."""
         found = newest_complete(self._folder, lambda _stored, _problem: None)
-        return found[0].path if found is not None else None
+        return found.path if found is not None else None
 
     def parts(self) -> list[Any]:
         """What was handed over."""
         return list(self._parts.values())
-
-    def _whole(self) -> list[str]:
-        """All complete ones, the newest first."""
-        found = []
-        for one in checkpoints(self._folder):
-            try:
-                verify(one.path)
-                found.append(str(one.path))
-            except Damaged as problem:
-                self._tell_of_damage(one, str(problem))
-        return found
 
     def _load(self, stored: Stored, state: dict[str, Any]) -> None:
         missing = sorted({*self._parts} - {*state})
@@ -329,7 +341,7 @@ class Checkpointer:
         if which != "latest":
             return str(_named(self._folder, which).path)
         found = newest_complete(self._folder, self._tell_of_damage)
-        return str(found[0].path) if found is not None else ""
+        return str(found.path) if found is not None else ""
 
     def _insist_on_as_many_ranks(self, stored: Stored) -> None:
         had = read_manifest(stored.path).get("ranks", 1)

@@ -47,10 +47,10 @@ class _Reader:
         together = Together(self._torch, functools.partial(self._tensor, 0), self._sharded, trust=trust)
         state = together.state(self._json(STATE_FILE))
         if rank:
-            for name in ("random", "loader"):
-                state.pop(name, None)
+            state.pop("random", None)
             own = named_of(rank, STATE_FILE)
-            if own in self._listed:
+            if own in self._listed:  # else there were fewer ranks: the pass over the data is everybody's
+                state.pop("loader", None)
                 of_rank = functools.partial(self._tensor, rank)
                 together = Together(self._torch, of_rank, self._sharded, trust=trust)
                 state |= together.state(self._json(own))
