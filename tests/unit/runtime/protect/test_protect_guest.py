@@ -29,7 +29,7 @@ def test_ranks_that_torchrun_starts_again_are_protected_like_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[Any] = []
-    monkeypatch.setattr(Protected, "install", lambda self: installed.append(self))
+    monkeypatch.setattr(Protected, "install", lambda _self: installed.append(True))
     for count in ("0", "0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
         protect(torch, an_order(tmp_path), {})
