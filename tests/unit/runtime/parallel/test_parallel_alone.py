@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 import flatout  # noqa: E402
 from flatout.records.errors import CallerMistake, UnknownName  # noqa: E402
 from flatout.runtime.parallel.choosing import choose, states_bytes  # noqa: E402
+from flatout.runtime.parallel.joining import join  # noqa: E402
 from flatout.runtime.parallel.layers import Layers, LayersOptions  # noqa: E402
 from flatout.runtime.parallel.nested import tensors_in, to  # noqa: E402
 from flatout.runtime.parallel.parameters import as_spread  # noqa: E402
@@ -75,6 +76,21 @@ def test_half_an_environment_is_refused_with_the_command_to_start_it(monkeypatch
     # As a refusal leaves no trace, the model can still be used.
     monkeypatch.delenv("SLURM_NTASKS")
     flatout.parallel("ddp", model=model).close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"), [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")]
+)
+def test_a_gpu_is_the_local_ranks_or_the_one_that_was_named_and_is_current(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, chosen: str
+) -> None:
+    made_current: list[str] = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made_current.append(str(device)))
+    assert str(join(timeout_s=1.0, device=wanted).device) == chosen
+    assert made_current == ([] if chosen == "cpu" else [chosen])
 
 
 def test_a_model_is_parallel_once_at_a_time() -> None:
