@@ -24,6 +24,7 @@ from flatout.runtime.checkpoint.plain import Apart, NotPlain, Together
 from flatout.runtime.checkpoint.ranks import named_of
 from flatout.runtime.checkpoint.store import STATE_FILE, Stored, newest_complete
 from flatout.runtime.checkpoint.writer import at_work_in
+from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found, look_around
 from flatout.runtime.protect.ghost import Ghost
 from flatout.runtime.protect.journal import Journal, Lines, Replay
@@ -33,7 +34,7 @@ from flatout.runtime.protect.parts import Bags
 from flatout.runtime.protect.quiet import Quiet
 from flatout.runtime.protect.reads import Reads
 from flatout.runtime.protect.schedule import Schedule
-from flatout.runtime.protect.updates import Updates, parameters_of
+from flatout.runtime.protect.updates import Updates
 from flatout.runtime.protect.verifying import Verifying
 from flatout.runtime.stopping import Stopped, call_no_ranks_from_signals, current, stop_requested
 
