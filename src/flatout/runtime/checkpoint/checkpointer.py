@@ -273,7 +273,10 @@ class Checkpointer:
     # Resuming
 
     def resume(self, which: str | Path = "latest") -> int:
-        """Load the newest complete checkpoint into what was handed over; its step, or 0 without any."""
+        """Load the newest complete checkpoint into what was handed over; its step, or 0 without any.
+
+        Of an older one (`"step-000000500"`), what was saved later is set aside at the next save.
+        """
         with self._not_while_written():
             name = self._ranks.agree(lambda: self._choose(which))
             if not name:
