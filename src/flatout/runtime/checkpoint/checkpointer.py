@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.atomic import ensure_writable
-from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem
+from flatout.records.errors import CallerMistake, EnvironmentProblem
 from flatout.records.lock import folder_lock
 from flatout.records.session import SESSION_VARIABLE
 from flatout.runtime.checkpoint.layout import Layout, lay_out
@@ -18,19 +18,17 @@ from flatout.runtime.checkpoint.plain import Apart, NotPlain, Ref
 from flatout.runtime.checkpoint.position import Loader
 from flatout.runtime.checkpoint.random_states import put_back, random_states
 from flatout.runtime.checkpoint.ranks import Ranks
-from flatout.runtime.checkpoint.reading import is_in_a_pass, read_state, spread
+from flatout.runtime.checkpoint.reading import is_in_a_pass, named, read_state, spread
 from flatout.runtime.checkpoint.snapshot import Copier, Snapshot
 from flatout.runtime.checkpoint.store import (
     PARTS_FILE,
     STATE_FILE,
-    Damaged,
     Stored,
     complete,
     give_up_newer,
     newest_complete,
     read_manifest,
     set_aside_newer,
-    verify,
 )
 from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.checkpoint.writing import SharedMemory, Writer, WriterDied
@@ -182,10 +180,7 @@ class Checkpointer:
         """Once training that went back goes on, what it had saved after that place is no more its own."""
         if self._went_on_from is not None and self._ranks.is_first:
             for path in set_aside_newer(self._folder, self._went_on_from):
-                sys.stderr.write(
-                    f"flatout: training went on from step {self._went_on_from}: "
-                    f"what was saved later is {path.name} now\n"
-                )
+                sys.stderr.write(f"flatout: saved after step {self._went_on_from}, now {path.name}\n")
         self._went_on_from = None
 
     def _texts(self, plain: dict[str, Any], apart: Apart) -> dict[str, str]:
@@ -342,7 +337,7 @@ class Checkpointer:
 
     def _choose(self, which: str | Path) -> str:
         if which != "latest":
-            return str(_named(self._folder, which).path)
+            return str(named(self._folder, which).path)
         found = newest_complete(self._folder, self._tell_of_damage)
         return str(found.path) if found is not None else ""
 
@@ -375,19 +370,6 @@ def _tell_the_session(folder: Path) -> None:
         session = armed_session()
         if session is not None:
             session.facts["checkpoints"] = str(folder.resolve())
-
-
-def _named(folder: Path, which: str | Path) -> Stored:
-    path = Path(which) if Path(which).is_dir() else folder / which
-    if not path.is_dir():
-        raise CallerMistake(
-            f"no checkpoint {str(which)!r}", expected=f"a folder in {folder}", remedy='resume("latest")'
-        )
-    try:
-        manifest = verify(path)
-    except Damaged as problem:
-        raise CorruptFile(path, str(problem), remedy="resume from an older one") from problem
-    return Stored(manifest["step"], path)
 
 
 def _with_state(parts: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_what_was_saved_after_the_step_that_it_went_back_to_is_set_aside(
         weight = training.model[0].weight.detach().clone()
         checkpointer.step(2)
         checkpointer.wait()
-        assert "step-000000003 now" in capfd.readouterr().err
+        assert "now abandoned-step-000000003" in capfd.readouterr().err
         assert [one.step for one in checkpoints(tmp_path)] == [2, 1]
         assert verify(tmp_path / "abandoned-step-000000003")["step"] == 3
         training.steps(1)
