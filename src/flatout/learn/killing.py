@@ -181,7 +181,7 @@ def _end(child: Child, by: signal.Signals) -> int:
 
 def _newest(folder: Path) -> int:
     found = newest_complete(folder, lambda _stored, _problem: None)
-    return found[0].step if found is not None else 0
+    return found.step if found is not None else 0
 
 
 def _unfinished(folder: Path) -> int:

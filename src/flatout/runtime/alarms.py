@@ -29,14 +29,13 @@ def alarms_in(folder: Path) -> list[Alarm]:
 def told(folder: Path, tell: Callable[[Alarm], None]) -> Iterator[None]:
     """Tell of each alarm once, about when it is given."""
     ended = threading.Event()
-    known = 0
+    known: set[Alarm] = set()
 
     def look() -> None:
-        nonlocal known
-        alarms = alarms_in(folder)
-        for alarm in alarms[known:]:
-            tell(alarm)
-        known = len(alarms)
+        for alarm in alarms_in(folder):
+            if alarm not in known:  # by what it says: another rank's may come later, of an earlier update
+                known.add(alarm)
+                tell(alarm)
 
     def watch() -> None:
         while not ended.wait(_LOOK_S):

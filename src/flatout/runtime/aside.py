@@ -11,6 +11,8 @@ def start_aside(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a thread that takes no signals: one that it took would not wake the main thread, which waits."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_MAIN_THREAD)
-    thread.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread

@@ -41,8 +41,9 @@ class KeptJob:
 
     def wait(self, seconds: float) -> None:
         """Wait until the keeper says something, at most `seconds`, and take in what it says."""
-        ready, _, _ = select.select([self._output], [], [], seconds)
-        if ready:
+        said = select.poll()  # `select` has no room for more than 1024 descriptors
+        said.register(self._output, select.POLLIN)
+        if said.poll(seconds * 1000):
             self._take_in(os.read(self._output.fileno(), 1 << 16))
 
     def event(self, name: str) -> dict[str, Any] | None:

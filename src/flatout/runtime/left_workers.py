@@ -13,7 +13,6 @@ from flatout.runtime.roles import WORKERS, role_of, why_orphan
 _BY_THEMSELVES_S = 3.0
 _LOOK_S = 0.2
 _ALL_WITHIN_S = 10.0
-_WRITER = "flatout.runtime.checkpoint.writer"
 
 
 def end_workers_left_by(order: str) -> list[int]:
@@ -46,12 +45,8 @@ def end_all_of(order: str) -> list[int]:
     deadline = time.monotonic() + _ALL_WITHIN_S
     while time.monotonic() < deadline:
         table = read_table()
-        left = [
-            one
-            for one in table.by_pid.values()
-            # Whoever writes a checkpoint ends when that is written.
-            if one.variable(SESSION_VARIABLE) == order and not any(_WRITER in word for word in one.words)
-        ]
+        # Whoever writes a checkpoint carries none, and ends when that is written.
+        left = [one for one in table.by_pid.values() if one.variable(SESSION_VARIABLE) == order]
         fresh = [one.pid for one in left if one.pid not in ended and _kill(one)]
         ended += fresh
         if not fresh:

@@ -45,7 +45,6 @@ class OwnDevices:
         # Why there are none, and seconds for which no kernel ran on those that there are.
         self.reason = NOT_YET
         self.idle_s = 0.0
-        self.observed_s = 0.0
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -145,7 +144,6 @@ class OwnDevices:
             return
         took_s = sample.taken_at_unix_s - last.taken_at_unix_s
         if 0 < took_s <= GAP_S:
-            self.observed_s += took_s
             self.idle_s += took_s * max(1.0 - sample.kernel_running_share, 0.0)
 
 

@@ -124,7 +124,8 @@ def learned_in(trials: Path) -> dict[str, Any]:
     about = read_ranks(trials / "1-profile")[0].about
     counted = trials / "2-count"
     if "flops" not in about and counted.exists():
-        about = {**about, "flops": read_ranks(counted)[0].about.get("flops") or {}}
+        lead = next(iter(read_ranks(counted)), None)  # none, where it made no step
+        about = {**about, "flops": (lead.about.get("flops") if lead is not None else None) or {}}
     return about
 
 

@@ -178,8 +178,9 @@ class _PassedOn:
 def _signals_passed_on() -> Iterator[_PassedOn]:
     pass_on = _PassedOn()
     # What is ignored stays so, for us and for the job: nohup wants that, and scripts of `flatout launch`.
-    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
-    found = {number: signal.signal(number, pass_on) for number in (*heard, signal.SIGINT)}
+    all_of_them = (*_PASSED_ON, signal.SIGINT)
+    heard = [number for number in all_of_them if signal.getsignal(number) is not signal.SIG_IGN]
+    found = {number: signal.signal(number, pass_on) for number in heard}
     try:
         yield pass_on
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.atomic import ensure_writable
-from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem
+from flatout.records.errors import CallerMistake, EnvironmentProblem
 from flatout.records.lock import folder_lock
 from flatout.records.session import SESSION_VARIABLE
 from flatout.runtime.checkpoint.layout import Layout, lay_out
@@ -18,18 +18,17 @@ from flatout.runtime.checkpoint.plain import Apart, NotPlain, Ref
 from flatout.runtime.checkpoint.position import Loader
 from flatout.runtime.checkpoint.random_states import put_back, random_states
 from flatout.runtime.checkpoint.ranks import Ranks
-from flatout.runtime.checkpoint.reading import is_in_a_pass, read_state, spread
+from flatout.runtime.checkpoint.reading import is_in_a_pass, named, read_state, spread
 from flatout.runtime.checkpoint.snapshot import Copier, Snapshot
 from flatout.runtime.checkpoint.store import (
     PARTS_FILE,
     STATE_FILE,
-    Damaged,
     Stored,
-    checkpoints,
+    complete,
     give_up_newer,
     newest_complete,
     read_manifest,
-    verify,
+    set_aside_newer,
 )
 from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.checkpoint.writing import SharedMemory, Writer, WriterDied
@@ -87,6 +86,8 @@ class Checkpointer:
         self._layout: tuple[Any, Layout] | None = None
         self._under_way: Snapshot | None = None
         self._saved_step: int | None = None
+        # Resumed at this step, and not saved since.
+        self._went_on_from: int | None = None
         # What went wrong since somebody asked.
         self._problem = ""
         # Asked before each save, on every rank alike: why this state must not be kept, or nothing.
@@ -116,14 +117,18 @@ class Checkpointer:
             if step != self._saved_step and not self._refused(step):
                 self.save(step)
             self.wait()
+            self._tell_of_problems()
             raise Stopped(current().exit_code)
-        problem = self.problem()
-        if problem:
-            sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
+        self._tell_of_problems()
         if not self._every or step % self._every or step == self._saved_step or self._refused(step):
             return False
         self.save(step)
         return True
+
+    def _tell_of_problems(self) -> None:
+        problem = self.problem()
+        if problem:
+            sys.stderr.write(f"flatout: a checkpoint could not be written: {problem}\n")
 
     def _refused(self, step: int) -> bool:
         """Whether somebody has a reason not to keep this state; then it is said, and the last one stays."""
@@ -166,9 +171,17 @@ class Checkpointer:
             },
             "keep": self._keep,
         }
+        self._leave_what_is_newer()
         self._writer.start()
         self._saved_step = step
         self._under_way = self._copier.copy(tensors, layout, lambda: self._writer.send(order))
+
+    def _leave_what_is_newer(self) -> None:
+        """Once training that went back goes on, what it had saved after that place is no more its own."""
+        if self._went_on_from is not None and self._ranks.is_first:
+            for path in set_aside_newer(self._folder, self._went_on_from):
+                sys.stderr.write(f"flatout: saved after step {self._went_on_from}, now {path.name}\n")
+        self._went_on_from = None
 
     def _texts(self, plain: dict[str, Any], apart: Apart) -> dict[str, str]:
         ranks = self._ranks
@@ -255,10 +268,14 @@ class Checkpointer:
     # Resuming
 
     def resume(self, which: str | Path = "latest") -> int:
-        """Load the newest complete checkpoint into what was handed over; its step, or 0 without any."""
+        """Load the newest complete checkpoint into what was handed over; its step, or 0 without any.
+
+        Of an older one (`"step-000000500"`), what was saved later is set aside at the next save.
+        """
         with self._not_while_written():
             name = self._ranks.agree(lambda: self._choose(which))
             if not name:
+                self._went_on_from = 0
                 return 0
             stored = Stored(read_manifest(Path(name))["step"], Path(name))
             state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
@@ -273,7 +290,7 @@ class Checkpointer:
             word = "this rank had no random numbers in the checkpoint: they begin anew"
         if word:
             sys.stderr.write(f"flatout: {word}\n")
-        self._saved_step = int(state["step"])
+        self._saved_step = self._went_on_from = int(state["step"])
         return self._saved_step
 
     def roll_back(self, is_sound: Callable[[], bool] = lambda: True) -> int | None:
@@ -283,7 +300,7 @@ class Checkpointer:
         Newer checkpoints are given up. All ranks must call it.
         """
         with self._not_while_written():
-            for name in json.loads(self._ranks.agree(lambda: json.dumps(self._whole()))):
+            for name in json.loads(self._ranks.agree(self._whole)):
                 stored = Stored(read_manifest(Path(name))["step"], Path(name))
                 state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
                 self._load(stored, state)
@@ -294,25 +311,18 @@ class Checkpointer:
                     return stored.step
         return None
 
+    def _whole(self) -> str:
+        """All complete ones, the newest first, as ranks tell each other."""
+        return json.dumps([str(one.path) for one in complete(self._folder, self._tell_of_damage)])
+
     def newest(self) -> Path | None:
         """The newest complete checkpoint."""
         found = newest_complete(self._folder, lambda _stored, _problem: None)
-        return found[0].path if found is not None else None
+        return found.path if found is not None else None
 
     def parts(self) -> list[Any]:
         """What was handed over."""
         return list(self._parts.values())
-
-    def _whole(self) -> list[str]:
-        """All complete ones, the newest first."""
-        found = []
-        for one in checkpoints(self._folder):
-            try:
-                verify(one.path)
-                found.append(str(one.path))
-            except Damaged as problem:
-                self._tell_of_damage(one, str(problem))
-        return found
 
     def _load(self, stored: Stored, state: dict[str, Any]) -> None:
         missing = sorted({*self._parts} - {*state})
@@ -327,9 +337,9 @@ class Checkpointer:
 
     def _choose(self, which: str | Path) -> str:
         if which != "latest":
-            return str(_named(self._folder, which).path)
+            return str(named(self._folder, which).path)
         found = newest_complete(self._folder, self._tell_of_damage)
-        return str(found[0].path) if found is not None else ""
+        return str(found.path) if found is not None else ""
 
     def _insist_on_as_many_ranks(self, stored: Stored) -> None:
         had = read_manifest(stored.path).get("ranks", 1)
@@ -360,19 +370,6 @@ def _tell_the_session(folder: Path) -> None:
         session = armed_session()
         if session is not None:
             session.facts["checkpoints"] = str(folder.resolve())
-
-
-def _named(folder: Path, which: str | Path) -> Stored:
-    path = Path(which) if Path(which).is_dir() else folder / which
-    if not path.is_dir():
-        raise CallerMistake(
-            f"no checkpoint {str(which)!r}", expected=f"a folder in {folder}", remedy='resume("latest")'
-        )
-    try:
-        manifest = verify(path)
-    except Damaged as problem:
-        raise CorruptFile(path, str(problem), remedy="resume from an older one") from problem
-    return Stored(manifest["step"], path)
 
 
 def _with_state(parts: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ def random_states(torch: Any) -> dict[str, Any]:
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
         states["numpy"] = (name, keys.tolist(), *rest)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # to ask whether there is any would wake the driver
         devices = range(torch.cuda.device_count())
         states["cuda"] = [as_bytes(torch.cuda.get_rng_state(device)) for device in devices]
     return states

@@ -11,7 +11,7 @@ from flatout.runtime.checkpoint.layout import BadFile, read_header
 from flatout.runtime.checkpoint.plain import NotTrusted, Ref, Together
 from flatout.runtime.checkpoint.ranks import named_of
 from flatout.runtime.checkpoint.sharding import Part, Sharded, is_sharded
-from flatout.runtime.checkpoint.store import PARTS_FILE, STATE_FILE, Stored, read_manifest
+from flatout.runtime.checkpoint.store import PARTS_FILE, STATE_FILE, Damaged, Stored, read_manifest, verify
 
 _OLDER = "resume from an older one"
 _NONSENSE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, BadFile, RecursionError)
@@ -47,10 +47,10 @@ class _Reader:
         together = Together(self._torch, functools.partial(self._tensor, 0), self._sharded, trust=trust)
         state = together.state(self._json(STATE_FILE))
         if rank:
-            for name in ("random", "loader"):
-                state.pop(name, None)
+            state.pop("random", None)
             own = named_of(rank, STATE_FILE)
-            if own in self._listed:
+            if own in self._listed:  # else there were fewer ranks: the pass over the data is everybody's
+                state.pop("loader", None)
                 of_rank = functools.partial(self._tensor, rank)
                 together = Together(self._torch, of_rank, self._sharded, trust=trust)
                 state |= together.state(self._json(own))
@@ -131,6 +131,20 @@ class _Likeness:
             parameter = self._parameters[path[1]]
             return parameter if is_sharded(parameter) else None
         return None
+
+
+def named(folder: Path, which: str | Path) -> Stored:
+    """The checkpoint that somebody asks for by its name or path, if it is whole."""
+    path = Path(which) if Path(which).is_dir() else folder / which
+    if not path.is_dir():
+        raise CallerMistake(
+            f"no checkpoint {str(which)!r}", expected=f"a folder in {folder}", remedy='resume("latest")'
+        )
+    try:
+        manifest = verify(path)
+    except Damaged as problem:
+        raise CorruptFile(path, str(problem), remedy=_OLDER) from problem
+    return Stored(manifest["step"], path)
 
 
 def is_in_a_pass(stored: Stored) -> bool:

@@ -90,23 +90,34 @@ class Copier:
         for device in {one.device for one in tensors.values()}:
             some = {ref: one for ref, one in tensors.items() if one.device == device}
             size = sum(one.numel() * one.element_size() for one in some.values())
-            free, total = torch.cuda.mem_get_info(device)
-            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             with torch.cuda.device(device), torch.no_grad():
                 stream = torch.cuda.current_stream(device)
                 event = torch.cuda.Event()
-                if free + cached - size < _LEAVE_FREE * total:
+                copies = self._copies_there(device, some, size)
+                if copies is None:
                     self._make_room(layout, pin=True)
                     for ref, tensor in some.items():
                         self._send(layout, ref, tensor)
-                        kept[ref] = (None, event)
-                else:
-                    if cached < size and free - size > _LEAVE_FREE * total:
-                        # One request to the driver, which all of the copies then share.
-                        torch.empty(size + 512 * len(some), dtype=torch.uint8, device=device)
-                    kept |= {ref: (tensor.clone(), event) for ref, tensor in some.items()}
+                    copies = dict.fromkeys(some)
+                kept |= {ref: (copy, event) for ref, copy in copies.items()}
                 event.record(stream)
         return kept
+
+    def _copies_there(self, device: Any, tensors: dict[Ref, Any], size: int) -> dict[Ref, Any] | None:
+        """On the same device, where training has room for as much as it ever held besides; else None."""
+        cuda = self._torch.cuda
+        free, total = cuda.mem_get_info(device)
+        reserved, peak = cuda.memory_reserved(device), cuda.max_memory_allocated(device)
+        least = _LEAVE_FREE * total
+        if free + reserved - peak - size < least:
+            return None
+        try:
+            if reserved - cuda.memory_allocated(device) < size and free - size > least:
+                # One request to the driver, which all of the copies then share.
+                self._torch.empty(size + 512 * len(tensors), dtype=self._torch.uint8, device=device)
+            return {ref: tensor.clone() for ref, tensor in tensors.items()}
+        except cuda.OutOfMemoryError:  # what is cached lies in pieces, or others took the rest
+            return None
 
     def _fetch(self, kept: dict[Ref, tuple[Any, Any]], layout: Layout) -> None:
         torch = self._torch
@@ -162,8 +173,14 @@ class Copier:
                 piece.zero_()  # its pages exist now: to pin them keeps the driver for less long
                 code = self._torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), piece.numel(), 0)
                 if int(code) != 0:
+                    self._forget_the_error()
                     return
                 self._pinned.append(piece.data_ptr())
+
+    def _forget_the_error(self) -> None:
+        """It waits for the next kernel of this thread, which fails with it: let that be one of ours."""
+        with contextlib.suppress(Exception):
+            self._torch.ones(1, device="cuda")
 
     def _unpin(self) -> None:
         for pointer in self._pinned or ():

@@ -29,6 +29,7 @@ FORMAT, VERSION = "flatout.checkpoint", 1
 _NAME = re.compile(r"step-(\d{9,})")
 _OF_A_RANK = "rank-{}.files.json"
 _PRUNED = ".pruned-"
+_ABANDONED = "abandoned-"
 _PIECE = 8 << 20
 _LOOK_EVERY_S = 0.02
 # A manifest is a few lines a file.
@@ -104,6 +105,8 @@ class Partial:
         for rank in range(1, ranks):
             listed = self.path / _OF_A_RANK.format(rank)
             while not listed.exists():
+                if not self.path.is_dir():
+                    raise FileNotFoundError("another rank could not write its part, and gave it all up")
                 if time.monotonic() > deadline or not is_needed():
                     raise TimeoutError(f"rank {rank} has not written its part")
                 time.sleep(_LOOK_EVERY_S)
@@ -111,7 +114,7 @@ class Partial:
             listed.unlink()
 
     def commit(self, about: dict[str, Any]) -> Stored:
-        """The manifest, then the name. A checkpoint of this step that was there already stays."""
+        """The manifest, then the name. One of this step that was there already stays, if it is whole."""
         manifest = {"format": FORMAT, "version": VERSION, "step": self.step, **about, "files": self._files}
         with (self.path / MANIFEST).open("wb", buffering=0) as file:
             _write_all(file, json.dumps(manifest, indent=1).encode())
@@ -123,7 +126,12 @@ class Partial:
         except OSError:
             if not named.is_dir():
                 raise
-            self.give_up()  # rename does not replace a folder with something in it
+            # Rename does not replace a folder with something in it.
+            if _is_whole(named):
+                self.give_up()
+            else:
+                _remove(self._folder, [Stored(self.step, named)])
+                self.path.rename(named)
         sync_folder(self._folder)
         return Stored(self.step, named)
 
@@ -133,17 +141,28 @@ class Partial:
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
+    # Memory that is shared cannot be closed while there are views of it, and be it by an error's traceback.
+    with memoryview(data) as whole:
+        done = 0
+        while done < len(whole):
+            with whole[done:] as rest:
+                done += file.write(rest)
 
 
 def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None) -> list[Stored]:
-    """Remove all but the newest `keep`, and what other trainings left unfinished; those that were removed."""
+    """Remove all but the newest `keep`, and what other trainings left unfinished; those that were removed.
+
+    One that cannot be whole, by its files' sizes, counts for nothing.
+    """
     for path in folder.glob(".partial-*"):
         if not path.name.endswith(f"-{token}"):
             shutil.rmtree(path, ignore_errors=True)
-    gone = [one for one in checkpoints(folder)[keep:] if protect is None or one.path != protect.path]
+    gone = []
+    for one in checkpoints(folder):
+        if keep > 0:
+            keep -= _is_whole(one.path, contents=False)
+        elif protect is None or one.path != protect.path:
+            gone.append(one)
     _remove(folder, gone)
     return gone
 
@@ -151,6 +170,20 @@ def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None)
 def give_up_newer(folder: Path, stored: Stored) -> None:
     """Remove what is newer than this one: training went back to it."""
     _remove(folder, [one for one in checkpoints(folder) if one.step > stored.step])
+
+
+def set_aside_newer(folder: Path, step: int) -> list[Path]:
+    """Take their names from those that are newer: training went on from this step; what they are called now.
+
+    They are not removed: whoever went back may have wished for a look at an older one, and no more.
+    """
+    aside = []
+    for one in checkpoints(folder):
+        if one.step > step:
+            aside.append(folder / f"{_ABANDONED}{one.path.name}")
+            shutil.rmtree(aside[-1], ignore_errors=True)
+            one.path.rename(aside[-1])
+    return aside
 
 
 def _remove(folder: Path, gone: list[Stored]) -> None:
@@ -215,6 +248,14 @@ def verify(path: Path, *, contents: bool = True) -> dict[str, Any]:
     return manifest
 
 
+def _is_whole(path: Path, *, contents: bool = True) -> bool:
+    try:
+        verify(path, contents=contents)
+    except Damaged:
+        return False
+    return True
+
+
 def _hash(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=32)
     try:
@@ -226,13 +267,17 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def newest_complete(
-    folder: Path, on_damage: Callable[[Stored, str], None]
-) -> tuple[Stored, dict[str, Any]] | None:
-    """The newest that is whole, with its manifest; of newer ones that are not, somebody is told."""
+def complete(folder: Path, on_damage: Callable[[Stored, str], None]) -> Iterator[Stored]:
+    """Those that are whole, the newest first; of those in between that are not, somebody is told."""
     for one in checkpoints(folder):
         try:
-            return one, verify(one.path)
+            verify(one.path)
         except Damaged as problem:
             on_damage(one, str(problem))
-    return None
+        else:
+            yield one
+
+
+def newest_complete(folder: Path, on_damage: Callable[[Stored, str], None]) -> Stored | None:
+    """The newest that is whole; of newer ones that are not, somebody is told."""
+    return next(complete(folder, on_damage), None)

@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from flatout.runtime.checkpoint.store import AT_ONCE, Partial, Stored, prune, verify
+from flatout.runtime.checkpoint.writing import END
 
 WRITER_LOCK = ".writer"
 _PIECE = 32 << 20
 _FOR_OTHER_RANKS_S = 600.0
+# The same when all were killed, unless more of their files is seen to come.
+_FOR_THE_KILLED_S = 20.0
 
 
-def main(descriptor: int) -> None:
-    """Carry out one order after the other, until there are no more."""
+def main(descriptor: int, trainer: int) -> None:
+    """Carry out one order after the other, until there are no more; `trainer` is who gives them, by pid."""
     # A Ctrl-C, or a scheduler's first signal, reaches the whole group: what was begun is to be finished.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         with contextlib.suppress(OSError, ValueError):
@@ -34,9 +37,11 @@ def main(descriptor: int) -> None:
     while order := sys.stdin.buffer.readline():
         if not order.endswith(b"\n"):
             return  # the trainer died while it wrote the order: what it wanted stored may not be all there
+        if order == END:
+            return
         began = time.monotonic()
         try:
-            stored = carry_out(json.loads(order), descriptor)
+            stored = carry_out(json.loads(order), descriptor, trainer)
             answer = {"path": str(stored.path), "took_s": time.monotonic() - began}
         except Exception as error:  # noqa: BLE001 - whatever it was, the trainer is told
             answer = {"failed": f"{type(error).__name__}: {error}"}
@@ -45,7 +50,7 @@ def main(descriptor: int) -> None:
             sys.stdout.buffer.flush()
 
 
-def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
+def carry_out(order: dict[str, Any], descriptor: int, trainer: int) -> Stored:
     """One checkpoint, from shared memory to disk."""
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +71,8 @@ def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
             if rank:
                 partial.finish_rank(rank)
                 return Stored(order["step"], partial.path)
-            partial.gather(ranks, wait_s=_FOR_OTHER_RANKS_S)
+            others = _OtherRanks(partial.path, trainer)
+            partial.gather(ranks, wait_s=_FOR_OTHER_RANKS_S, is_needed=others.may_come)
             stored = partial.commit(order["about"])
         except BaseException:
             partial.give_up()
@@ -76,6 +82,26 @@ def carry_out(order: dict[str, Any], descriptor: int) -> Stored:
             verify(stored.path)
             prune(folder, order["keep"], token=order["token"], protect=stored)
     return stored
+
+
+class _OtherRanks:
+    """Who may still write their parts: while the trainer lives, and after its death while they are at it."""
+
+    def __init__(self, folder: Path, trainer: int) -> None:
+        self._folder = folder
+        self._trainer = trainer
+        self._size = -1
+        self._grown_s = 0.0
+
+    def may_come(self) -> bool:
+        if os.getppid() == self._trainer:
+            return True
+        size, now_s = 0, time.monotonic()
+        with contextlib.suppress(OSError):
+            size = sum(path.stat().st_size for path in self._folder.iterdir())
+        if size != self._size:
+            self._size, self._grown_s = size, now_s
+        return now_s - self._grown_s < _FOR_THE_KILLED_S
 
 
 @contextlib.contextmanager
@@ -103,7 +129,3 @@ def _pieces(memory: memoryview, start: int, size: int) -> Iterator[memoryview]:
     for at in range(start, start + size, _PIECE):
         with memory[at : min(at + _PIECE, start + size)] as piece:
             yield piece
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

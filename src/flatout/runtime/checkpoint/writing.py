@@ -14,8 +14,11 @@ from typing import Any
 _SOURCE = str(Path(__file__).resolve().parents[3])
 _START = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
-    "from flatout.runtime.checkpoint.writer import main; main(int(sys.argv[1]))"
+    "from flatout.runtime.checkpoint.writer import main; main(int(sys.argv[1]), int(sys.argv[3]))"
 )
+
+# After its last order; a newline for an end that is all there.
+END = b"end\n"
 
 
 class WriterDied(Exception):
@@ -63,7 +66,7 @@ class Writer:
         descriptor = self._memory.descriptor
         # In a session of its own: what a terminal or a scheduler sends to the job is not for it.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(descriptor), _SOURCE],
+            [sys.executable, "-c", _START, str(descriptor), _SOURCE, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(descriptor,),
@@ -88,8 +91,9 @@ class Writer:
         """What became of the order, if it is known by then; None waits for as long as it takes."""
         if not self.is_busy or self._process is None or self._process.stdout is None:
             return None
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        if not ready:
+        answered = select.poll()  # `select` has no room for more than 1024 descriptors
+        answered.register(self._process.stdout, select.POLLIN)
+        if not answered.poll(None if timeout_s is None else timeout_s * 1000):
             return None
         self.is_busy = False
         line = self._process.stdout.readline()
@@ -104,8 +108,13 @@ class Writer:
         process, self._process = self._process, None
         if process is None:
             return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):  # it is gone already
+            # In words: children that were forked since hold the pipe open.
+            process.stdin.write(END)
+            process.stdin.flush()
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            with contextlib.suppress(OSError):
+                pipe.close()
         process.wait()

@@ -49,6 +49,18 @@ def look(torch: Any, parameters: Iterable[Any], *, order: float = math.inf) -> L
         return Look(_flag(torch, marks), everyone, marks, norms)
 
 
+def nothing_found(torch: Any, parameters: Sequence[Any]) -> Look:
+    """What a look would say that had no objections: on the device on which it would say it."""
+    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
+    marks = _marks(torch, (), _device_of(torch, with_gradients or parameters))
+    return Look(_flag(torch, marks), (), marks, ())
+
+
+def brought(tensor: Any, device: Any) -> Any:
+    """On this device; nobody waits for a GPU's, but the host reads what it has at once."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def plain_values(torch: Any, tensor: Any) -> Any:
     """What of it has to be finite, as a dense real tensor of this rank's; None where there is nothing."""
     if hasattr(tensor, "to_local"):  # sharded: this rank's part
@@ -82,7 +94,7 @@ def are_finite(torch: Any, tensors: Iterable[Any]) -> Any:
 def total_norm(torch: Any, found: Look) -> Any:
     """The norm of all gradients together, of a look of order 2."""
     device = found.flag.device
-    norms = [one.to(device, non_blocking=True) for one in found.norms]
+    norms = [brought(one, device) for one in found.norms]
     return torch.linalg.vector_norm(torch.cat(norms)) if norms else torch.zeros((), device=device)
 
 
@@ -100,7 +112,7 @@ def _norms(torch: Any, tensors: list[Any], order: float) -> Any:
 
 def _marks(torch: Any, norms: Sequence[Any], device: Any) -> Any:
     """Nothing times a finite number is nothing; infinity and NaN leave NaN."""
-    marks = [(one * 0).to(device, dtype=torch.float32, non_blocking=True) for one in norms]
+    marks = [brought(one * 0, device).float() for one in norms]
     return torch.cat(marks) if marks else torch.zeros(0, device=device)
 
 

@@ -26,7 +26,7 @@ from flatout.records.finite import NOT_FINITE_FILE, Diagnosis
 from flatout.records.guest import Host
 from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
 from flatout.runtime.finite.evaluating import Evaluated
-from flatout.runtime.finite.gradients import Look, look, parameters_of
+from flatout.runtime.finite.gradients import Look, look, nothing_found, parameters_of
 from flatout.runtime.finite.judging import diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
 from flatout.runtime.finite.losses import LastLoss
@@ -128,7 +128,7 @@ class FiniteUpdates:
             except Exception as error:  # noqa: BLE001 - a gradient of a kind that nobody foresaw
                 self._host.fail(NAME, error)
                 self._works = False
-        return look(self._torch, [])
+        return nothing_found(self._torch, parameters)
 
     def _end(self) -> None:
         """The update is over, or a former one that never told of its end."""

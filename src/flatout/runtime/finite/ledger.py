@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from flatout.records.finite import Updates
-from flatout.runtime.finite.gradients import Look
+from flatout.runtime.finite.gradients import Look, brought
 
 _REMEMBERED = 32
 
@@ -44,7 +44,7 @@ class Answer:
         given = [flag, *(one for one in (loss, scale) if one is not None)]
         self._has = (loss is not None, scale is not None)
         self._owners = found.owners if found is not None else ()
-        marks = [found.marks] if found is not None else []
+        marks = [brought(found.marks, flag.device)] if found is not None else []
         packed = torch.cat([*(_as_one(torch, one, flag.device) for one in given), *marks])
         self._event: Any = None
         if packed.device.type == "cuda":
@@ -69,7 +69,7 @@ class Answer:
 
 
 def _as_one(torch: Any, number: Any, device: Any) -> Any:
-    return number.detach().reshape(1).to(device, torch.float32, non_blocking=True)
+    return brought(number.detach().reshape(1), device).to(torch.float32)
 
 
 class Ledger:

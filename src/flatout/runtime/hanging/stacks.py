@@ -76,22 +76,10 @@ def _by_py_spy(pid: int) -> dict[str, list[Frame]]:
 
 def _by_fault_handler(beat: Heartbeat) -> dict[str, list[Frame]]:
     """By thread; it names the main one last."""
-    path = Path(beat.folder) / STACKS_FILE
     try:
-        before = path.stat().st_size
-        os.kill(beat.pid, signal.SIGRTMIN + STACKS_SIGNAL_ABOVE_MIN)
+        lines = _written_down(beat.pid, Path(beat.folder) / STACKS_FILE)
     except OSError:
         return {}
-    deadline, size = time.monotonic() + _WAIT_S, before
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        now = path.stat().st_size
-        if now > before and now == size:
-            break
-        size = now
-    with path.open(errors="replace") as file:
-        file.seek(before)
-        lines = file.read().splitlines()
     threads: dict[str, list[Frame]] = {}
     for line in lines:
         matched = _FRAME.match(line)
@@ -102,6 +90,31 @@ def _by_fault_handler(beat: Heartbeat) -> dict[str, list[Frame]]:
         elif line.startswith(("Thread ", "Current thread ")):
             threads[line.partition(" (")[0]] = []
     return dict(reversed(threads.items()))
+
+
+def _written_down(pid: int, path: Path) -> list[str]:
+    """What the process adds to its file when it is asked to; raises OSError."""
+    before, number = path.stat().st_size, signal.SIGRTMIN + STACKS_SIGNAL_ABOVE_MIN
+    if not _catches(pid, number):
+        return []
+    os.kill(pid, number)
+    deadline, size = time.monotonic() + _WAIT_S, before
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = path.stat().st_size
+        if now > before and now == size:
+            break
+        size = now
+    with path.open(errors="replace") as file:
+        file.seek(before)
+        return file.read().splitlines()
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether it has a handler: the signal would kill one that got this pid since."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _from_here(file: str) -> str:

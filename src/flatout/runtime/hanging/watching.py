@@ -1,6 +1,7 @@
 """Watches a job's heartbeats from Flatout's own process."""
 
 import contextlib
+import math
 import statistics
 import threading
 import time
@@ -32,6 +33,7 @@ class Silence:
         self._updates = 0
         self._updated_s = 0.0
         self._longest_s = 0.0
+        self._sign_s = math.inf
         # Time in which the job was stopped (SIGSTOP, a debugger) is not its own.
         self._awake_since = 0.0
 
@@ -39,16 +41,16 @@ class Silence:
         """For how long it has been silent, if that is too long."""
         if not beats:
             return None
-        slowest = min(beats, key=lambda beat: beat.sign_s)
+        sign_s = min(beat.sign_s for beat in beats)
         self._learn(max(beats, key=lambda beat: beat.updates))
+        # Only a silence that has ended is one that the job may have again.
+        self._longest_s = max(self._longest_s, sign_s - max(self._sign_s, self._awake_since))
+        self._sign_s = sign_s
         if is_stopped:
             self._awake_since = now_s
             return None
-        silent_s = now_s - max(slowest.sign_s, self._awake_since)
-        if silent_s <= self.limit_s:
-            self._longest_s = max(self._longest_s, silent_s)
-            return None
-        return silent_s
+        silent_s = now_s - max(sign_s, self._awake_since)
+        return silent_s if silent_s > self.limit_s else None
 
     @property
     def limit_s(self) -> float:
@@ -82,13 +84,15 @@ def hangs_told(
         is_told = False
         while not ended.wait(_LOOK_S):
             beats = read_heartbeats(folder)
-            alive, is_stopped = _states(beats)
-            silent_s = silence.look(beats, is_stopped=is_stopped, now_s=time.monotonic())
+            living, is_stopped = _living(beats)
+            silent_s = silence.look(living, is_stopped=is_stopped, now_s=time.monotonic())
+            if not living:
+                continue  # it ends, or makes room for other processes
             if silent_s is None:
                 if is_told:
                     goes_on()
                 is_told = False
-            elif alive and not is_told and not ended.is_set():
+            elif not is_told and not ended.is_set():
                 is_told = True
                 tell(_hang(beats, silent_s, silence.usual_s))
 
@@ -101,22 +105,25 @@ def hangs_told(
 
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
-    """Of all ranks that have made an update, by rank."""
-    paths = sorted((folder / RANKS_FOLDER).glob(f"*/{HEARTBEAT_FILE}"))
-    return sorted(
-        (beat for path in paths if (beat := read_heartbeat(path)) is not None), key=lambda beat: beat.rank
-    )
+    """Of all ranks that have made an update, by rank; of its processes, the one that made the last."""
+    newest: dict[int, Heartbeat] = {}
+    for path in (folder / RANKS_FOLDER).glob(f"*/{HEARTBEAT_FILE}"):
+        beat = read_heartbeat(path)
+        if beat is not None and (beat.rank not in newest or beat.updated_s > newest[beat.rank].updated_s):
+            newest[beat.rank] = beat
+    return [newest[rank] for rank in sorted(newest)]
 
 
-def _states(beats: list[Heartbeat]) -> tuple[bool, bool]:
-    """Whether any rank is alive, and whether any is stopped."""
-    alive = is_stopped = False
+def _living(beats: list[Heartbeat]) -> tuple[list[Heartbeat], bool]:
+    """Those whose process lives, and whether any is stopped: a rank that has ended keeps silent for ever."""
+    living, is_stopped = [], False
     for beat in beats:
         with contextlib.suppress(psutil.Error):
             status = psutil.Process(beat.pid).status()
-            alive = alive or status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            if status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                living.append(beat)
             is_stopped = is_stopped or status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return alive, is_stopped
+    return living, is_stopped
 
 
 def _hang(beats: list[Heartbeat], silent_s: float, usual_s: float) -> Hang:

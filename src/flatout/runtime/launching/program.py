@@ -21,7 +21,9 @@ _MEETING = (
     "master-addr",
     "master-port",
 )
-_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
+# Which torchrun does by itself; of its forerunner, torch.distributed.launch.
+_ANYHOW = ("standalone", "use-env")
+_FLAGS = (*_ANYHOW, "module", "no-python", "run-path", "virtual-local-rank")
 # As torchrun shortens them.
 _SHORT = {"-m": "module", "-t": "tee", "-r": "redirects"}
 
@@ -85,7 +87,7 @@ def _under_torchrun(words: list[str]) -> Typed:
             is_module = True
         elif name in ("nnodes", "nproc-per-node"):
             said[name] = value
-        elif name != "standalone":
+        elif name not in _ANYHOW:
             kept += given
     if place >= len(words):
         raise CallerMistake(

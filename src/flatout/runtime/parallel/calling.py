@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flatout.records.errors import CallerMistake
+from flatout.runtime.parallel.nested import to
 from flatout.runtime.parallel.wrapped import Job, call
 
 # A small input of our own, where no sample was given.
@@ -39,13 +41,17 @@ def called_with(job: Job, block: Any) -> Called:
     import torch
 
     if job.sample is None:
-        return _look_on(block, lambda: block(*_made_up(block, job.joined.device)))
+        made_up = _made_up(block, job.joined.device)
+        return _look_on(
+            block, lambda: block(*made_up), "a block that cannot be called with an input of our own"
+        )
     sample = to(job.sample, job.joined.device)
     with _as_in_evaluation(job.model):
-        return _look_on(block, lambda: torch.no_grad()(call)(job.model, sample))
+        run = functools.partial(torch.no_grad()(call), job.model, sample)
+        return _look_on(block, run, "a model that cannot be called with this sample")
 
 
-def _look_on(block: Any, run: Any) -> Called:
+def _look_on(block: Any, run: Callable[[], Any], if_it_fails: str) -> Called:
     import torch
 
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -72,7 +78,7 @@ def _look_on(block: Any, run: Any) -> Called:
             run()
     except Exception as error:
         raise CallerMistake(
-            f"a block that cannot be called with an input of our own: {type(error).__name__}: {error}",
+            f"{if_it_fails}: {type(error).__name__}: {error}",
             expected="a sample of what the model is called with",
             remedy="sample=next(iter(loader))[0], or whatever model(...) takes: a tensor, a tuple, a dict",
         ) from error
@@ -107,16 +113,3 @@ def _as_in_evaluation(module: Any) -> Iterator[None]:
     finally:
         for one in training:
             one.training = True
-
-
-def to(value: Any, device: Any) -> Any:
-    """Tensors in it on a device."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: to(one, device) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(to(one, device) for one in value)
-    return value

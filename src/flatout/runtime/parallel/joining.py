@@ -196,17 +196,21 @@ def _count(environment: Mapping[str, str]) -> int:
 def _device(wanted: Any, local_rank: int) -> Any:
     import torch
 
-    if wanted is not None:
-        return torch.device(wanted)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise CallerMistake(
-            f"process {local_rank} of this machine, which has {torch.cuda.device_count()} GPUs",
-            expected="a GPU for each process",
-            remedy=f"torchrun --nproc-per-node {torch.cuda.device_count()}, or device='cpu'",
-        )
-    device = torch.device("cuda", local_rank if "LOCAL_RANK" in os.environ else torch.cuda.current_device())
+    if wanted is None:
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(wanted)
+    if device.type != "cuda":
+        return device
+    if str(device) == "cuda":  # none in particular
+        if local_rank >= torch.cuda.device_count():
+            raise CallerMistake(
+                f"process {local_rank} of this machine, which has {torch.cuda.device_count()} GPUs",
+                expected="a GPU for each process",
+                remedy=f"torchrun --nproc-per-node {torch.cuda.device_count()}, or device='cpu'",
+            )
+        is_launched = "LOCAL_RANK" in os.environ
+        device = torch.device("cuda", local_rank if is_launched else torch.cuda.current_device())
+    # Whatever says "cuda" from now on means this one.
     torch.cuda.set_device(device)
     return device
 

@@ -11,7 +11,7 @@ from typing import Any
 from flatout.levers.blocks import repeated_blocks
 from flatout.records.errors import CallerMistake
 from flatout.runtime.parallel.again import Again
-from flatout.runtime.parallel.calling import to
+from flatout.runtime.parallel.nested import to
 from flatout.runtime.parallel.parameters import as_spread
 from flatout.runtime.parallel.wrapped import Job, Wrapped
 

@@ -74,7 +74,8 @@ def as_spread(value: Any, like: Any) -> Any:
 
     part = part_of(like)
     places = tuple(slice(at, at + side) for at, side in zip(part.offsets, part.shape, strict=True))
-    local = value.detach()[places].to(like.to_local().device).contiguous()
+    # A copy in any case: a view of a part would keep the whole.
+    local = value.detach()[places].to(like.to_local().device, copy=True).contiguous()
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

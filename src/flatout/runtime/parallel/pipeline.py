@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from flatout.levers.blocks import repeated_blocks
 from flatout.records.errors import CallerMistake
-from flatout.runtime.parallel.calling import to
+from flatout.runtime.parallel.nested import changed, tensors_in, to
 from flatout.runtime.parallel.parameters import follow, from_first, layout_of, named
 from flatout.runtime.parallel.wrapped import Job, Wrapped
 
@@ -71,7 +71,8 @@ class Pipeline(Wrapped):
         import torch.distributed as dist
 
         joined = self.joined
-        batch = _packed(to(batch, joined.device))
+        # Without gaps: torch 2.10 compares strides, too.
+        batch = changed(batch, lambda one: one.to(joined.device).contiguous())
         self._insist_on_shape(batch)
         self._loss_fn = loss_fn
         losses: list[Any] = []
@@ -125,12 +126,12 @@ class Pipeline(Wrapped):
     def _insist_on_shape(self, batch: Any) -> None:
         """Stages have agreed on what travels between them."""
         part = first_part(batch, self._microbatches)
-        expected = [tuple(one.shape) for one in _all_tensors(self._part)]
-        if [tuple(one.shape) for one in _all_tensors(part)] != expected:
+        expected = [tuple(one.shape) for one in tensors_in(self._part)]
+        if [tuple(one.shape) for one in tensors_in(part)] != expected:
             count = self._microbatches
             raise CallerMistake(
-                f"a batch of {[tuple(one.shape) for one in _all_tensors(batch)]}, "
-                f"in {count} parts of {[tuple(one.shape) for one in _all_tensors(part)]}",
+                f"a batch of {[tuple(one.shape) for one in tensors_in(batch)]}, "
+                f"in {count} parts of {[tuple(one.shape) for one in tensors_in(part)]}",
                 expected=f"parts of {expected}, as in the sample",
                 remedy="DataLoader(..., drop_last=True), and samples of one length",
             )
@@ -205,32 +206,17 @@ def _cuts(blocks: list[Any], stages: int) -> list[Any]:
 
 def first_part(batch: Any, parts: int) -> Any:
     """The first of so many parts; raises CallerMistake where it cannot be divided evenly."""
-    import torch
 
-    if isinstance(batch, torch.Tensor):
-        if batch.dim() == 0 or len(batch) % parts or not len(batch):
+    def part(tensor: Any) -> Any:
+        if tensor.dim() == 0 or len(tensor) % parts or not len(tensor):
             raise CallerMistake(
-                f"a batch of {len(batch) if batch.dim() else 'no'} samples, in {parts} parts",
+                f"a batch of {len(tensor) if tensor.dim() else 'no'} samples, in {parts} parts",
                 expected=f"a multiple of {parts}",
                 remedy="choose another batch size, or microbatches=...; the loader needs drop_last=True",
             )
-        return batch[: len(batch) // parts]
-    if isinstance(batch, dict):
-        return {key: first_part(one, parts) for key, one in batch.items()}
-    if isinstance(batch, tuple | list):
-        return tuple(first_part(one, parts) for one in batch)
-    return batch
+        return tensor[: len(tensor) // parts]
 
-
-def _packed(value: Any) -> Any:
-    """Tensors without gaps: torch 2.10 compares strides, too."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.contiguous()
-    if isinstance(value, dict):
-        return {key: _packed(one) for key, one in value.items()}
-    return tuple(_packed(one) for one in value) if isinstance(value, tuple | list) else value
+    return changed(batch, part)
 
 
 def _positional(batch: Any) -> tuple[Any, ...]:
@@ -244,15 +230,6 @@ def _by_keyword(batch: Any, *, first: bool) -> dict[str, Any]:
     if isinstance(batch, dict):
         return dict(batch)
     return {} if first else {f"argument_{at}": one for at, one in enumerate(_positional(batch))}
-
-
-def _all_tensors(value: Any) -> list[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [one for part in parts for one in _all_tensors(part)]
 
 
 def _stage_of_name(model: Any, owned: dict[str, tuple[int, ...]]) -> dict[str, int]:

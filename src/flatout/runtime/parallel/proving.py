@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.records.errors import CallerMistake
 from flatout.runtime.parallel.calling import Called
+from flatout.runtime.parallel.nested import changed, tensors_in
 from flatout.runtime.parallel.pairing import Found
 
 # Sums of another order: a few roundings of the dtype, relative to the largest value.
@@ -57,18 +58,12 @@ def _exact(block: Any) -> Any:
 
 
 def _exact_input(seen: Called) -> Called:
-    return dataclasses.replace(seen, args=_floats(seen.args), kwargs=_floats(seen.kwargs))
+    return dataclasses.replace(seen, args=changed(seen.args, _float), kwargs=changed(seen.kwargs, _float))
 
 
-def _floats(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        half = value.is_floating_point() and value.itemsize < _FLOAT32_BYTES
-        return value.float() if half else value
-    if isinstance(value, dict):
-        return {key: _floats(one) for key, one in value.items()}
-    return type(value)(_floats(one) for one in value) if isinstance(value, tuple | list) else value
+def _float(value: Any) -> Any:
+    half = value.is_floating_point() and value.itemsize < _FLOAT32_BYTES
+    return value.float() if half else value
 
 
 def _insist_on_alike(blocks: list[Any], counts: dict[str, int]) -> None:
@@ -169,7 +164,7 @@ def _answer(block: Any, seen: Called) -> list[Any]:
     try:
         with torch.enable_grad():
             args = tuple(_leaf(one) for one in seen.args)
-            outputs = [one for one in _tensors(block(*args, **seen.kwargs)) if one.is_floating_point()]
+            outputs = [one for one in tensors_in(block(*args, **seen.kwargs)) if one.is_floating_point()]
             weights = [_noise(one) for one in outputs]
             total = sum((one * weight).sum() for one, weight in zip(outputs, weights, strict=True))
             leaves = [one for one in (*args, *block.parameters()) if getattr(one, "requires_grad", False)]
@@ -196,16 +191,6 @@ def _noise(like: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _tensors(value: Any) -> list[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [one for part in value for one in _tensors(part)] if isinstance(value, tuple | list) else []
 
 
 def _apart(one: Any, other: Any, scale: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
-from flatout.runtime.protect.updates import parameters_of
+from flatout.runtime.finite.gradients import parameters_of
 
 # Outputs that are kept to be given again.
 _MOST = 256

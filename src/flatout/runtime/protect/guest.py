@@ -23,6 +23,8 @@ from flatout.runtime.checkpoint.checkpointer import Checkpointer
 from flatout.runtime.checkpoint.plain import Apart, NotPlain, Together
 from flatout.runtime.checkpoint.ranks import named_of
 from flatout.runtime.checkpoint.store import STATE_FILE, Stored, newest_complete
+from flatout.runtime.checkpoint.writer import at_work_in
+from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found, look_around
 from flatout.runtime.protect.ghost import Ghost
 from flatout.runtime.protect.journal import Journal, Lines, Replay
@@ -32,7 +34,7 @@ from flatout.runtime.protect.parts import Bags
 from flatout.runtime.protect.quiet import Quiet
 from flatout.runtime.protect.reads import Reads
 from flatout.runtime.protect.schedule import Schedule
-from flatout.runtime.protect.updates import Updates, parameters_of
+from flatout.runtime.protect.updates import Updates
 from flatout.runtime.protect.verifying import Verifying
 from flatout.runtime.stopping import Stopped, call_no_ranks_from_signals, current, stop_requested
 
@@ -46,7 +48,9 @@ def protect(torch: Any, order: Order, facts: dict[str, Any]) -> None:
     if multiprocessing.parent_process() is not None:
         return
     with contextlib.suppress(FileExistsError):
-        (Path(order.folder) / f"protected-{_rank()}").touch(exist_ok=False)
+        # torchrun starts ranks again in the same life of the job.
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        (Path(order.folder) / f"protected-{_rank()}-{again}").touch(exist_ok=False)
         Protected(torch, order, facts).install()
 
 
@@ -71,6 +75,8 @@ class Protected:
         self._journal_path = self._folder / f"journal-{self._rank}.jsonl"
         self._updates = 0
         self._saved_at = -_PROVEN - 1
+        # Handed over, and not known to be on the disk.
+        self._being_saved: int | None = None
         self._checkpointer: Checkpointer | None = None
         self._parts: Collection[str] = ()
         self._bags = Bags(torch)
@@ -93,11 +99,7 @@ class Protected:
     def install(self) -> None:
         """Find out whether there is something to come back to, and get ready."""
         self._facts["protection"] = {"resumed_at": None, "saved": 0}
-        found = newest_complete(self._folder, self._tell_of_damage)
-        if found is not None:
-            self._stored = found[0]
-            self._about = self._read_about(found[0])
-            self._target = self._about["updates"]
+        self._find_what_was_saved()
         lines = Lines(self._journal_path)
         self._verifying.against(lines.cut(self._target))
         self._gates.install()
@@ -113,6 +115,14 @@ class Protected:
         stop.at_once = True  # nothing to save yet
         stop.listen()
 
+    def _find_what_was_saved(self) -> None:
+        with at_work_in(self._folder):  # who writes for the life before may still be at it
+            pass
+        self._stored = newest_complete(self._folder, self._tell_of_damage)
+        if self._stored is not None:
+            self._about = self._read_about(self._stored)
+            self._target = self._about["updates"]
+
     def _come_back(self, lines: Lines) -> None:
         self._facts["protection"][ON_ITS_WAY_BACK] = True
         self._replay = self._reads.replay = Replay(lines.reads)
@@ -127,9 +137,8 @@ class Protected:
 
     def _read_about(self, stored: Stored) -> dict[str, Any]:
         """The small part of a checkpoint, which must be known before the script begins."""
-        own = named_of(self._rank, STATE_FILE)
-        path = stored.path / own
-        plain = json.loads(path.read_bytes())
+        own = stored.path / named_of(self._rank, STATE_FILE)
+        plain = json.loads(own.read_bytes()) if own.exists() else {}
         if "loader" not in plain:
             plain = json.loads((stored.path / STATE_FILE).read_bytes())
         together = Together(self._torch, lambda _ref: None)
@@ -174,6 +183,8 @@ class Protected:
         if verdict is not None:
             self._facts["protection"] |= {"verified": verdict.words, "repeats": verdict.repeats}
             self._quiet.say(verdict.words)
+        if self._checkpointer is not None and not self._checkpointer.is_saving:
+            self._settle()
         if stop_requested():
             self._stop(frame)
         elif self._schedule.is_due(self._updates, time.monotonic()):
@@ -181,9 +192,10 @@ class Protected:
 
     def _stop(self, frame: FrameType) -> None:
         self._save(frame)
-        assert self._checkpointer is not None
-        self._checkpointer.wait()
-        self._quiet.say(f"asked to stop: all is saved at update {self._updates}")
+        self._settle()
+        saved_at = self._facts["protection"].get("saved_at", self._target)
+        what = "all is saved at" if saved_at == self._updates else "what is saved goes no further than"
+        self._quiet.say(f"asked to stop: {what} update {saved_at}")
         raise Stopped(current().exit_code)
 
     # Saving
@@ -191,23 +203,32 @@ class Protected:
     def _save(self, frame: FrameType) -> None:
         began = time.monotonic()
         self._look(frame)
-        checkpointer = self._begin_checkpoints()
+        self._settle()
         about = self._facts["protection"]
         try:
-            checkpointer.save(self._updates)
+            self._begin_checkpoints().save(self._updates)
+            self._being_saved = self._updates
             if self._wish.waits:
-                checkpointer.wait()
+                self._settle()
         except FlatoutError as error:
             about["problem"] = str(error)
             self._quiet.say(f"this update could not be saved: {error}")
-        problem = checkpointer.problem()
+        self._saved_at = self._updates
+        about["stall_s"] = max(about.get("stall_s", 0.0), time.monotonic() - began)
+
+    def _settle(self) -> None:
+        """Wait for what is being saved: what became of it is told, and only what is on the disk counts."""
+        if self._checkpointer is None or self._being_saved is None:
+            return
+        self._checkpointer.wait()
+        problem, about = self._checkpointer.problem(), self._facts["protection"]
         if problem:
             about["problem"] = problem
             self._quiet.say(f"a checkpoint could not be written: {problem}")
-        self._saved_at = self._updates
-        about["saved"] += 1
-        about["saved_at"] = self._updates
-        about["stall_s"] = max(about.get("stall_s", 0.0), time.monotonic() - began)
+        else:
+            about["saved"] += 1
+            about["saved_at"] = self._being_saved
+        self._being_saved = None
 
     def _begin_checkpoints(self) -> Checkpointer:
         parts = self._bags.parts()

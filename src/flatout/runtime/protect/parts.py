@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.runtime.checkpoint.random_states import as_bytes, as_state
+from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found
-from flatout.runtime.protect.updates import parameters_of
 
 # Outputs and the like beyond this are not worth their time: a loop looks at them once, if at all.
 _LARGEST_LOOSE = 256 << 20

@@ -104,11 +104,6 @@ class Updates:
         return unseen(backward)
 
 
-def parameters_of(optimizer: Any) -> list[Any]:
-    """In the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _what_steps(
     owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, of_scaler: bool
 ) -> tuple[Any, Callable[[], Any] | None]:

@@ -1,5 +1,6 @@
 """How tensors come into shared memory: by pieces, each pinned by itself."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,8 +71,58 @@ def test_what_cannot_be_pinned_is_tried_once(copier: Any, monkeypatch: pytest.Mo
         asked.append(words)
         return 2
 
+    launched = []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
+    monkeypatch.setattr(torch, "ones", lambda *_, device: launched.append(device))
     layout = lay_out({("model", "wide"): torch.randn(3, 2000)})
     copier._make_room(layout, pin=True)
     copier._make_room(layout, pin=True)
     assert len(asked) == 1
+    # A kernel that takes the error, which would else reach training's next one.
+    assert launched == ["cuda"]
+
+
+GIB = 1 << 30
+
+
+def a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, reserved: int, allocated: int, peak: int) -> None:
+    """Of 80 GiB, as it is between two steps."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "mem_get_info", lambda _device: (free, 80 * GIB))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda _device: reserved)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda _device: allocated)
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda _device: peak)
+    monkeypatch.setattr(cuda, "device", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "current_stream", lambda _device: None)
+    monkeypatch.setattr(cuda, "Event", lambda: SimpleNamespace(record=lambda _stream: None))
+
+
+def kept_there(copier: Any) -> bool:
+    """Whether tensors are copied on their device, as if they were 8 GiB; else they are on the host by now."""
+    tensors = {("model", "wide"): torch.randn(3, 2000)}
+    layout = lay_out(tensors)
+    there = copier._copies_there
+    copier._copies_there = lambda device, some, _size: there(device, some, 8 * GIB)
+    [(ref, (copy, _))] = copier._kept_on_their_device(tensors, layout).items()
+    if copy is None:
+        assert torch.equal(copier._view(layout, ref, tensors[ref]), tensors[ref])
+    return copy is not None
+
+
+@pytest.mark.parametrize(("peak", "there"), [(60, True), (75, False)])
+def test_the_next_steps_activations_are_no_room_for_a_copy(
+    copier: Any, monkeypatch: pytest.MonkeyPatch, peak: int, there: bool
+) -> None:
+    a_gpu(monkeypatch, free=2 * GIB, reserved=76 * GIB, allocated=20 * GIB, peak=peak * GIB)
+    assert kept_there(copier) is there
+
+
+def test_a_gpu_that_runs_out_of_memory_after_all_is_copied_from_at_once(
+    copier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_size: int, **_where: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    a_gpu(monkeypatch, free=50 * GIB, reserved=20 * GIB, allocated=20 * GIB, peak=20 * GIB)
+    monkeypatch.setattr(torch, "empty", full)
+    assert not kept_there(copier)

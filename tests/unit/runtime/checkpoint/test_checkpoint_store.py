@@ -44,6 +44,14 @@ def test_a_step_that_was_committed_already_stays_as_it_is(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
+def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    flipped(made(tmp_path, 5).path)
+    again = made(tmp_path, 5, b"second")
+    assert (again.path / "model.safetensors").read_bytes() == b"second!"
+    assert verify(again.path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+
+
 def truncated(path: Path) -> None:
     with (path / "model.safetensors").open("r+b") as file:
         file.truncate(3)
@@ -94,7 +102,7 @@ def test_a_damaged_one_is_passed_over_with_a_word(tmp_path: Path, damage: object
     told: list[tuple[int, str]] = []
     found = newest_complete(tmp_path, lambda one, problem: told.append((one.step, problem)))
     assert found is not None
-    assert found[0].step == 5
+    assert found.step == 5
     [(step, problem)] = told
     assert step == 10
     assert word in problem
@@ -113,6 +121,14 @@ def test_pruning_keeps_the_newest_and_sweeps_up_after_the_dead(tmp_path: Path) -
     assert [one.step for one in checkpoints(tmp_path)] == [3, 2]
     assert not left.exists()
     assert living.path.exists()
+
+
+def test_a_damaged_one_is_none_of_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (1, 5, 8):
+        last = made(tmp_path, step)
+    truncated(made(tmp_path, 10).path)
+    assert [one.step for one in prune(tmp_path, 2, token="mine", protect=last)] == [1]
+    assert [one.step for one in checkpoints(tmp_path)] == [10, 8, 5]
 
 
 KILLED_AT = """
@@ -154,7 +170,7 @@ def test_killed_at_every_boundary_the_one_before_loads(tmp_path: Path) -> None:
         found = newest_complete(folder, lambda *_: pytest.fail("what has a name is whole"))
         assert found is not None
         named = codes[-1] == 0 or (folder / "step-000000010").exists()
-        assert found[0].step == (10 if named else 5)
+        assert found.step == (10 if named else 5)
     assert codes[-1] == 0
     assert len(codes) > 8
 

@@ -19,7 +19,9 @@ from torch import nn
 
 from flatout.records.errors import CallerMistake, CorruptFile, EnvironmentProblem, LockHeld
 from flatout.runtime.checkpoint.checkpointer import Checkpointer
+from flatout.runtime.checkpoint.reading import read_state
 from flatout.runtime.checkpoint.store import STATE_FILE, Partial, checkpoints, verify
+from flatout.runtime.stopping import Stopped
 
 
 class Training:
@@ -97,6 +99,29 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixtu
             checkpointer.resume("step-000000002")
 
 
+def test_what_was_saved_after_the_step_that_it_went_back_to_is_set_aside(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path, every=1, keep=3) as checkpointer:
+        for step in (1, 2, 3):
+            training.steps(1)
+            checkpointer.step(step)
+        checkpointer.wait()
+        assert checkpointer.resume("step-000000001") == 1
+        assert checkpoints(tmp_path)[0].step == 3  # a look alone changes nothing
+        training.steps(2)
+        weight = training.model[0].weight.detach().clone()
+        checkpointer.step(2)
+        checkpointer.wait()
+        assert "now abandoned-step-000000003" in capfd.readouterr().err
+        assert [one.step for one in checkpoints(tmp_path)] == [2, 1]
+        assert verify(tmp_path / "abandoned-step-000000003")["step"] == 3
+        training.steps(1)
+        assert checkpointer.resume() == 2
+        assert torch.equal(training.model[0].weight, weight)
+
+
 def test_a_disk_that_refuses_is_told_of_at_the_next_step(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +139,14 @@ def test_a_disk_that_refuses_is_told_of_at_the_next_step(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     checkpointer.step(3)
-    assert "a checkpoint could not be written" in capfd.readouterr().err
+    told = "a checkpoint could not be written: OSError: [Errno 27] File too large"
+    assert told in capfd.readouterr().err
+    # Asked to stop, it says so, too.
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Stopped):
+        checkpointer.step(4)
+    assert told in capfd.readouterr().err
+    checkpointer.save(5)
     checkpointer.wait()
     assert [path.name for path in tmp_path.glob(".partial*")] == []
     with pytest.raises(EnvironmentProblem, match="could not be written"):
@@ -202,6 +234,18 @@ def test_what_was_not_saved_cannot_be_resumed(tmp_path: Path) -> None:
         checkpointer.save(1)
     with training.checkpointer(tmp_path) as other, pytest.raises(CallerMistake, match="has no optimizer"):
         other.resume()
+
+
+def test_a_rank_more_than_there_were_has_the_place_in_the_data_and_no_random_numbers(tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=4)
+    with Checkpointer(tmp_path, loader=loader) as checkpointer:
+        assert len([*checkpointer.loader, *checkpointer.loader]) == 4
+        checkpointer.save(4)
+        checkpointer.wait()
+        [stored] = checkpoints(tmp_path)
+        state = read_state(torch, stored, rank=1)
+        assert state["loader"]["passes"] == 2
+        assert "random" not in state
 
 
 STEPS = 150

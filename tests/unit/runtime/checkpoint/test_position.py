@@ -160,3 +160,13 @@ def test_what_the_loader_knows_it_still_knows() -> None:
     assert len(loader) == 10
     assert loader.batch_size == 4
     assert loader.batch_sampler.batch_size == 4
+
+
+def test_random_numbers_of_gpus_that_nobody_used_do_not_wake_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wakes() -> bool:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr(torch.cuda, "is_available", wakes)
+    assert "cuda" not in random_states(torch)

@@ -11,6 +11,8 @@ from torch import nn
 
 import flatout
 from flatout.records.errors import CallerMistake, UnknownName
+from flatout.runtime.finite import gradients
+from flatout.runtime.finite.ledger import Answer
 
 NAN, INF = math.nan, math.inf
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -397,3 +399,36 @@ def test_settings_that_cannot_be() -> None:
         flatout.Update(*both, scheduler=plateau)
     with pytest.raises(CallerMistake, match="closure"):
         flatout.Update(*both, clip_norm=1.0).step(closure=lambda: None)
+
+
+class OnAGpu:
+    """A tensor of another device than the flag's: what is on its way to the host must not be read there."""
+
+    def __mul__(self, _number: float) -> "OnAGpu":
+        return self
+
+    def detach(self) -> "OnAGpu":
+        return self
+
+    def reshape(self, _size: int) -> "OnAGpu":
+        return self
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+        return torch.tensor([NAN if non_blocking and device.type == "cpu" else 0.0])
+
+
+def test_the_host_waits_for_what_comes_from_a_gpu_before_it_reads_it() -> None:
+    host, away = torch.zeros(()), OnAGpu()
+    assert gradients._marks(torch, [away], host.device).tolist() == [0.0]
+    look = gradients.Look(host, (), torch.zeros(0), (away,))
+    assert gradients.total_norm(torch, look).item() == 0.0
+    outcome = Answer(torch, host, away, None, None).read(1, "", let_through=False)
+    assert outcome.loss == 0.0
+
+
+def test_who_has_no_objections_says_so_on_the_device_of_the_gradients() -> None:
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device="meta"))]
+    parameters[1].grad = torch.ones(2, device="meta")
+    found = gradients.nothing_found(torch, parameters)
+    assert {found.flag.device.type, found.marks.device.type} == {"meta"}
+    assert not gradients.nothing_found(torch, parameters[:1]).flag

@@ -1,13 +1,19 @@
 """How long a job may be silent, and who keeps the others waiting."""
 
 import os
+import subprocess
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
 from flatout.inside.heartbeat import Heart
-from flatout.records.hang import Heartbeat, RankStanding
+from flatout.records.hang import HEARTBEAT, STACKS_FILE, Hang, Heartbeat, RankStanding
+from flatout.runtime.hanging import watching
 from flatout.runtime.hanging.culprit import culprit_of
 from flatout.runtime.hanging.stacks import where_it_stands
-from flatout.runtime.hanging.watching import Silence, read_heartbeats
+from flatout.runtime.hanging.watching import Silence, hangs_told, read_heartbeats
 
 
 def beat(updates: int, at_s: float, *, rank: int = 0, sign_s: float | None = None) -> Heartbeat:
@@ -36,8 +42,19 @@ def test_a_long_evaluation_that_gives_signs_is_no_hang_and_one_that_ended_is_rem
     assert silence.look([beat(10, 1.0, sign_s=99.0)], is_stopped=False, now_s=100.0) is None
     usual = Silence()
     lasting(usual, 10, 0.1)
-    assert usual.look([beat(10, 1.0)], is_stopped=False, now_s=51.0) is None
+    assert usual.look([beat(10, 1.0)], is_stopped=False, now_s=50.0) is None
+    assert usual.limit_s == 60.0
+    assert usual.look([beat(11, 51.0)], is_stopped=False, now_s=51.0) is None
     assert usual.limit_s == 150.0
+
+
+def test_looks_while_it_is_silent_do_not_put_the_hang_off() -> None:
+    silence = Silence()
+    end_s = lasting(silence, 20, 0.5)
+    told = (
+        now for now in range(1000) if silence.look([beat(20, end_s)], is_stopped=False, now_s=end_s + now)
+    )
+    assert next(told) == 61
 
 
 def test_time_in_which_it_was_stopped_is_not_its_own() -> None:
@@ -46,6 +63,38 @@ def test_time_in_which_it_was_stopped_is_not_its_own() -> None:
     assert silence.look([beat(10, end_s)], is_stopped=True, now_s=end_s + 100) is None
     assert silence.look([beat(10, end_s)], is_stopped=False, now_s=end_s + 102) is None
     assert silence.look([beat(10, end_s)], is_stopped=False, now_s=end_s + 104) == 4.0
+
+
+def leave_a_beat(folder: Path, rank: int, pid: int, updates: int, ago_s: float) -> None:
+    place = folder / "ranks" / f"{rank}-{pid}"
+    place.mkdir(parents=True)
+    at_s = time.monotonic() - ago_s
+    (place / "heartbeat").write_bytes(HEARTBEAT.pack(updates, at_s, at_s))
+
+
+def test_a_process_that_is_gone_does_not_count_while_the_job_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    found = threading.Event()
+    told: list[Hang] = []
+
+    def tell(hang: Hang) -> None:
+        told.append(hang)
+        found.set()
+
+    leave_a_beat(tmp_path, 0, gone.pid, 900, ago_s=1000)
+    leave_a_beat(tmp_path, 0, os.getpid(), 5, ago_s=1)
+    leave_a_beat(tmp_path, 1, gone.pid, 900, ago_s=1000)
+    assert [(one.rank, one.updates) for one in read_heartbeats(tmp_path)] == [(0, 5), (1, 900)]
+    with hangs_told(tmp_path, tell, lambda: None, 100.0):
+        assert not found.wait(0.2)
+    with hangs_told(tmp_path, tell, lambda: None, 0.5):
+        assert found.wait(60)
+    assert told[0].culprit == 1
+    assert told[0].silent_s < 100
 
 
 def standing(
@@ -91,3 +140,14 @@ def test_a_process_tells_where_it_stands_without_help(tmp_path: Path) -> None:
     assert any(Path(__file__).name in line for line in shown.stack)
     assert shown.where is not None
     assert Path(__file__).name in shown.where
+
+
+def test_a_process_that_cannot_answer_is_not_asked_where_it_stands(tmp_path: Path) -> None:
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        (tmp_path / STACKS_FILE).write_text("of a process that had its number before\n")
+        shown = where_it_stands(Heartbeat(0, other.pid, str(tmp_path), 1, 0.0, 0.0))
+        assert (shown.stack, other.poll()) == ((), None)
+    finally:
+        other.kill()
+        other.wait()

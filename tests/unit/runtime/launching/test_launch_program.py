@@ -47,6 +47,11 @@ def test_torchrun_by_its_module_starts_a_module() -> None:
     assert (found.program.kind, found.program.words) == ("module", ("pkg.train", "-x"))
 
 
+def test_a_flag_of_the_old_launcher_takes_no_script_for_its_value() -> None:
+    found = typed(["python", "-m", "torch.distributed.launch", "--use_env", "train.py"], as_module=False)
+    assert (found.program.words, found.program.torchrun_options) == (("train.py",), ())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,6 +1,7 @@
 """One process: the same code with nothing wrapped, layers over devices, and what the environment must say."""
 
 import sys
+from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch import nn  # noqa: E402
 import flatout  # noqa: E402
 from flatout.records.errors import CallerMistake, UnknownName  # noqa: E402
 from flatout.runtime.parallel.choosing import choose, states_bytes  # noqa: E402
+from flatout.runtime.parallel.joining import join  # noqa: E402
 from flatout.runtime.parallel.layers import Layers, LayersOptions  # noqa: E402
+from flatout.runtime.parallel.nested import tensors_in, to  # noqa: E402
+from flatout.runtime.parallel.parameters import as_spread  # noqa: E402
 from flatout.runtime.parallel.wrapped import Job  # noqa: E402
 from tests.unit.runtime.parallel.trainings import alone, loader_of, seeded, together  # noqa: E402
 
@@ -72,6 +76,21 @@ def test_half_an_environment_is_refused_with_the_command_to_start_it(monkeypatch
     # As a refusal leaves no trace, the model can still be used.
     monkeypatch.delenv("SLURM_NTASKS")
     flatout.parallel("ddp", model=model).close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"), [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:2", "cuda:2"), ("cpu", "cpu")]
+)
+def test_a_gpu_is_the_local_ranks_or_the_one_that_was_named_and_is_current(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, chosen: str
+) -> None:
+    made_current: list[str] = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made_current.append(str(device)))
+    assert str(join(timeout_s=1.0, device=wanted).device) == chosen
+    assert made_current == ([] if chosen == "cpu" else [chosen])
 
 
 def test_a_model_is_parallel_once_at_a_time() -> None:
@@ -142,9 +161,49 @@ class _Named(nn.Module):
         return self.inner(x)
 
 
+class _Output(OrderedDict[str, Any]):
+    """As Hugging Face's: its keys are attributes, and it cannot be updated."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def update(self, *_more: Any, **_words: Any) -> None:
+        raise TypeError
+
+
+_Pair = namedtuple("_Pair", "loss logits")
+
+
+def test_whatever_holds_tensors_stays_of_its_kind() -> None:
+    given = {"a": _Output(loss=torch.ones(2)), "b": [_Pair(torch.ones(1), None), (3, torch.ones(()))]}
+    moved = to(given, "meta")
+    assert type(moved["a"]) is _Output
+    assert moved["a"].loss.device.type == "meta"
+    assert moved["b"][0].loss.device.type == "meta"
+    assert moved["b"][0].logits is None
+    assert moved["b"][1][0] == 3
+    assert [one.device.type for one in tensors_in(moved)] == ["meta"] * 3
+    assert given["a"].loss.device.type == "cpu"
+
+
 def test_more_devices_than_blocks_are_refused() -> None:
     with pytest.raises(CallerMistake, match="4 repeated blocks, for 5 devices"):
         Layers(job_of(seeded()[0]), LayersOptions(devices=["cpu"] * 5))
+
+
+def test_a_part_of_a_tensor_does_not_keep_the_whole() -> None:
+    from torch.distributed.tensor import Shard, init_device_mesh, zeros
+
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        like = zeros(4, 2, device_mesh=init_device_mesh("cpu", (1,)), placements=[Shard(0)])
+        whole = torch.arange(8.0).view(4, 2)
+        part = as_spread(whole, like).to_local()
+        assert torch.equal(part, whole)
+        assert part.data_ptr() != whole.data_ptr()
+    finally:
+        dist.destroy_process_group()
 
 
 # Choosing --------------------------------------------------------------------------------------------------
