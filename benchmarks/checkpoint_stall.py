@@ -24,7 +24,8 @@ from benchmarks.machine import write
 # Blocks, width and heads.
 SIZES = {"tiny": (2, 64, 2), "124m": (12, 768, 12), "1.3b": (24, 2048, 16)}
 _LENGTH, _WORDS, _BATCH = 1024, 50304, 2
-_STEPS_BETWEEN = 12
+# Beside each save: steps drift by as much as a save may cost.
+_STEPS_BETWEEN = 40
 
 
 class Training:
@@ -112,10 +113,14 @@ def measured(training: Training, folder: Path, saves: int, deadline: float) -> I
             if time.monotonic() + longest_s > deadline:
                 print("no time for more", flush=True)
                 break
-            ours.append(saved_by_us(training, checkpointer, number + 1))
+            one = saved_by_us(training, checkpointer, number + 1)
+            after = [training.step() for _ in range(_STEPS_BETWEEN)]
+            ours.append(
+                {**one, "step_before_ms": statistics.fmean(plain), "step_after_ms": statistics.fmean(after)}
+            )
             print("flatout", ours[-1], flush=True)
-            plain += [training.step() for _ in range(_STEPS_BETWEEN)]
-            yield summed_up(statistics.median(plain), ours, theirs_ms)
+            plain = after
+            yield summed_up(ours, theirs_ms)
 
 
 def saved_by_torch(training: Training, parts: dict[str, Any], path: Path) -> float:
@@ -158,21 +163,25 @@ def percentiles(steps_ms: list[float]) -> dict[str, float]:
     return {f"p{share}": cuts[share - 1] for share in (50, 75, 90, 95, 99)}
 
 
-def summed_up(step_ms: float, ours: list[dict[str, Any]], theirs_ms: float) -> dict[str, Any]:
+def cost_ms(one: dict[str, Any]) -> float:
+    """The stall, and what steps took longer while it was written than those before and after."""
+    usual_ms = (one["step_before_ms"] + one["step_after_ms"]) / 2
+    longer_ms = (one["steps_meanwhile_ms"] or usual_ms) - usual_ms
+    return float(one["stall_ms"] + one["steps_meanwhile"] * max(0.0, longer_ms))
+
+
+def summed_up(ours: list[dict[str, Any]], theirs_ms: float) -> dict[str, Any]:
     """The first save makes room on host and GPU: it stands apart."""
-    costs_ms = [
-        one["stall_ms"] + one["steps_meanwhile"] * max(0.0, (one["steps_meanwhile_ms"] or step_ms) - step_ms)
-        for one in ours
-    ]
+    costs_ms = [cost_ms(one) for one in ours]
     later = costs_ms[1:] or costs_ms
     return {
-        "step_ms": step_ms,
         "flatout": ours,
         "first_stall_ms": ours[0]["stall_ms"],
         "stall_ms": statistics.median([one["stall_ms"] for one in ours[1:] or ours]),
         "torch_save_stall_ms": theirs_ms,
         # What a checkpoint costs in all, stall and slower steps while it is written, of a minute.
         "share_of_a_minute": statistics.median(later) / 60_000,
+        "share_of_a_minute_first": costs_ms[0] / 60_000,
         "share_of_a_minute_torch_save": theirs_ms / 60_000,
     }
 

@@ -23,6 +23,7 @@ from flatout.runtime.checkpoint.writing import END
 
 WRITER_LOCK = ".writer"
 _PIECE = 32 << 20
+_NICE = 10
 _FOR_OTHER_RANKS_S = 600.0
 # The same when all were killed, unless more of their files is seen to come.
 _FOR_THE_KILLED_S = 20.0
@@ -34,6 +35,9 @@ def main(descriptor: int, trainer: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)
+    # Hashing keeps cores busy that the training may want; it is in no hurry.
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
     while order := sys.stdin.buffer.readline():
         if not order.endswith(b"\n"):
             return  # the trainer died while it wrote the order: what it wanted stored may not be all there
