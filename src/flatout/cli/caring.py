@@ -23,7 +23,7 @@ class UpdatesOrTime(click.ParamType):  # type: ignore[type-arg]
         """Updates, and seconds."""
         if isinstance(value, tuple):
             return value
-        if value.isdigit() and int(value):
+        if value.isdecimal() and int(value):
             return int(value), 0.0
         return 0, Duration().convert(value, param, ctx)
 

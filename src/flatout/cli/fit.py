@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
     words = value.replace(",", " ").split()
-    if not all(word.isdigit() and int(word) for word in words):
+    if not all(word.isdecimal() and int(word) for word in words):
         raise click.BadParameter("batch sizes with commas between them, such as 1,8,32")
     return [int(word) for word in words]
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,9 @@ class Output:
     def notice(self, text: str) -> None:
         """One line beside the result; never on standard output."""
         if not self.quiet:
-            click.echo(text, err=True)
+            from flatout.records.words import inert_lines
+
+            click.echo(inert_lines(text), err=True)
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Step]:
@@ -97,6 +100,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no duration: 50ms, 90s, 5m and 1h are", param, ctx)
         if not seconds > 0:
             self.fail("it must be more than nothing", param, ctx)
+        if not math.isfinite(seconds):
+            self.fail("it must end", param, ctx)
         return seconds
 
 

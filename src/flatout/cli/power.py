@@ -213,7 +213,7 @@ def _job(
 
     table = read_table()
     jobs = jobs_on(pairs, table)
-    if name.isdigit() and not any(one.pid == int(name) for job in jobs for one in job.members):
+    if name.isdecimal() and not any(one.pid == int(name) for job in jobs for one in job.members):
         jobs = jobs_in(table, holders={int(name)})  # a pid is taken at its word
     found = job_for(name, jobs, command="power")
     _insist_on_a_gpu(pairs)

@@ -83,3 +83,8 @@ def inert(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def inert_lines(text: str) -> str:
+    """The same with its own line ends left."""
+    return "\n".join(map(inert, text.split("\n")))
