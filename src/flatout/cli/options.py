@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,6 +154,33 @@ def _common(command: F, debug: Callable[[Any], Any], *, keep: bool = False) -> F
         return command(*args, output=Output(as_json=as_json, quiet=quiet), **kept, **kwargs)
 
     return with_output  # type: ignore[no-any-return]
+
+
+def typed() -> dict[str, str]:
+    """Options, and the first words of arguments, that stand on the command line; by what the command calls them."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    found = {}
+    for one in context.command.params:
+        value = context.params.get(one.name or "")
+        if context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE and value != ():
+            word = str(value[0] if isinstance(value, tuple) else value)
+            found[one.name or ""] = one.opts[0] if isinstance(one, click.Option) else word
+    return found
+
+
+def refuse_beside(what: str, useful: Collection[str]) -> None:
+    """Refuse what was typed beside `what` and has no use there: nothing is dropped in silence."""
+    from flatout.records.errors import CallerMistake
+
+    for name, flag in typed().items():
+        if name not in {*useful, "as_json", "quiet", "debug"}:
+            raise CallerMistake(
+                f"{flag} has no meaning beside {what}",
+                expected="one or the other",
+                remedy=f"leave {flag} away",
+            )
 
 
 def save_option(command: F) -> F:
