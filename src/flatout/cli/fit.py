@@ -7,7 +7,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_options, request_for
-from flatout.cli.options import Output, Size, common_options, new_run, refuse_beside, typed
+from flatout.cli.options import Output, Place, Size, common_options, new_run, refuse_beside, typed
 
 if TYPE_CHECKING:
     from flatout.records.fit import Fit
@@ -86,7 +86,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 )
 @click.option(
     "--snapshot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Place("snapshot"),
     metavar="FILE",
     help="Write every request up to the peak for torch's own viewer, pytorch.org/memory_viz.",
 )
@@ -209,7 +209,7 @@ def _kept(fit: "Fit", folder: "RunFolder") -> "Fit":
 
 
 def _insist_on_one_job(snapshot: Path, *, is_one: bool) -> None:
-    """Before anything runs: there must be one job to write of, and a place to write to."""
+    """Before anything runs: there must be one job to write of."""
     from flatout.records.errors import CallerMistake
 
     if not is_one:
@@ -217,12 +217,6 @@ def _insist_on_one_job(snapshot: Path, *, is_one: bool) -> None:
             "--snapshot was given without a script, or with several batch sizes",
             expected="one script with one batch size: a snapshot is of one job",
             remedy=f"flatout fit --snapshot {snapshot} train.py",
-        )
-    if not snapshot.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(snapshot.parent)!r} for the snapshot",
-            expected="a file in a folder that exists",
-            remedy="--snapshot memory.pickle",
         )
 
 

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -126,6 +128,29 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+class Place(click.Path):
+    """A file that is to be written in the end: whether it can be is found out before the work."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+        self._of = of
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        from flatout.records.atomic import ensure_place
+        from flatout.records.errors import CallerMistake
+
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            raise CallerMistake(
+                f"there is no folder {str(path.parent)!r} for the {self._of}",
+                expected="a file in a folder that exists",
+                remedy=f"mkdir -p {shlex.quote(str(path.parent))}",
+            )
+        ensure_place(path, remedy=f"choose a place for the {self._of} that this user may write to")
+        return path
+
+
 # What a bare --debug is short for.
 TRACEBACK = "traceback"
 
@@ -157,7 +182,7 @@ def _common(command: F, debug: Callable[[Any], Any], *, keep: bool = False) -> F
 
 
 def typed() -> dict[str, str]:
-    """Options, and the first words of arguments, that stand on the command line; by what the command calls them."""
+    """Options, and arguments by their first words, that stand on the command line; by their names in code."""
     from click.core import ParameterSource
 
     context = click.get_current_context()
@@ -181,6 +206,21 @@ def refuse_beside(what: str, useful: Collection[str]) -> None:
                 expected="one or the other",
                 remedy=f"leave {flag} away",
             )
+
+
+def page_option(command: F) -> F:
+    """--html: the result as a page, too."""
+    return click.option(
+        "--html", type=Place("page"), metavar="FILE", help="Where to write a page with the picture."
+    )(command)
+
+
+def leave_page(output: Output, path: Path, page: str) -> None:
+    """Write it, and tell where."""
+    from flatout.records.atomic import write_atomically
+
+    write_atomically(path, page.encode("utf-8", "replace"))
+    output.notice(f"the picture: {path}")
 
 
 def save_option(command: F) -> F:

@@ -64,6 +64,12 @@ def ensure_writable(folder: Path, *, remedy: str) -> None:
         raise CannotWrite(folder, error, remedy=remedy) from error
 
 
+def ensure_place(path: Path, *, remedy: str) -> None:
+    """The same for a file that is to be written in the end, in a folder that exists."""
+    if not _is_no_file(path):
+        ensure_writable(Path(os.path.realpath(path)).parent, remedy=remedy)
+
+
 def sync_folder(folder: Path) -> None:
     """Names in this folder are on the disk when this returns."""
     # Some network disks cannot sync a folder, and some folders may be written but not read: the file itself

@@ -85,6 +85,11 @@ def inert(text: str) -> str:
     )
 
 
+def as_utf8(text: str) -> str:
+    """Bytes that are not UTF-8 reach us as lone surrogates (arguments, file names); our files have none."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def inert_lines(text: str) -> str:
     """The same with its own line ends left."""
     return "\n".join(map(inert, text.split("\n")))
