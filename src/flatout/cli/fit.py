@@ -140,7 +140,7 @@ def command(
     if snapshot is not None:
         _insist_on_one_job(snapshot, is_one=bool(words) and len(sizes) < 2)
     if files:
-        refuse_beside("--load", ("files", "gpus"))
+        refuse_beside("--load", ("files", "gpus", "python"))
         return _load(output, files, named)
     if configs:
         refuse_beside("--hf", ("configs", "context", "gpus", "sizes", *(job.keys() - {"as_module"})))

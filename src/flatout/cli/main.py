@@ -128,9 +128,9 @@ def _look_after_power_limits(words: list[str]) -> None:
 
     if power_notes():
         from flatout.monitor.power.unfinished import tell_and_restore
-        from flatout.records.words import inert_lines
+        from flatout.records.words import inert
 
-        tell_and_restore(lambda text: click.echo(inert_lines(f"flatout: {text}"), err=True))
+        tell_and_restore(lambda text: click.echo(inert(f"flatout: {text}", but="\n"), err=True))
 
 
 def _listen_for_the_end() -> list[int]:
@@ -256,7 +256,9 @@ def _say(kind: str, parts: tuple[str, str, str], exit_code: int, asked: dict[str
         error = {"kind": kind, "received": received, "expected": expected, "remedy": remedy}
         with contextlib.suppress(OSError):
             click.echo(encode("error", 1, {"error": error, "exit_code": exit_code}).decode(), nl=False)
-    from flatout.records.words import inert_lines
+    from flatout.records.words import inert
 
-    click.echo(inert_lines(f"flatout: {received}\n  expected: {expected}\n  try:      {remedy}"), err=True)
+    click.echo(
+        inert(f"flatout: {received}\n  expected: {expected}\n  try:      {remedy}", but="\n"), err=True
+    )
     return exit_code

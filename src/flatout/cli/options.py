@@ -52,9 +52,9 @@ class Output:
     def notice(self, text: str) -> None:
         """One line beside the result; never on standard output."""
         if not self.quiet:
-            from flatout.records.words import inert_lines
+            from flatout.records.words import inert
 
-            click.echo(inert_lines(text), err=True)
+            click.echo(inert(text, but="\n"), err=True)
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Step]:
@@ -141,6 +141,8 @@ class Place(click.Path):
         from flatout.records.errors import CallerMistake
 
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is not None and ctx.resilient_parsing:  # nothing is begun: what was typed is of interest
+            return path
         if not path.parent.is_dir():
             raise CallerMistake(
                 f"there is no folder {str(path.parent)!r} for the {self._of}",

@@ -1,5 +1,7 @@
 """`tune` for a terminal: from baseline to best, lever by lever; what was tried; why it learns the same."""
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
@@ -125,7 +127,7 @@ def _endings(tuning: Tuning) -> list[str]:
         ratios = [f"{name} {one.measured_over_predicted:.2f} ({one.trials})" for name, one in off.items()]
         found.append(f"measured over predicted here so far (trials): {', '.join(ratios)}")
     if tuning.plan:
-        given = "" if tuning.plan == DEFAULT_PLAN else f" --plan {tuning.plan}"
+        given = "" if tuning.plan == DEFAULT_PLAN else f" --plan {shlex.quote(tuning.plan)}"
         found.append(f"plan: {tuning.plan}; `flatout run{given}` runs the job with it")
     return found
 

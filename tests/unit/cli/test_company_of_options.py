@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flatout.cli import fit, serve
+from flatout.cli import cost, fit, run, serve
+from flatout.cli.agents.tools import TOOLS
+from flatout.cli.next_step.advice import Here, suggestions
 from flatout.records.errors import CallerMistake
+from flatout.records.next_step import MachineHere
+from flatout.records.runs import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,37 @@ def test_vllm_for_everybody_is_warned_of(tmp_path: Path, token: dict[str, str], 
     words = ["--llm", str(tmp_path), "--engine", "vllm", "--host", "0.0.0.0", "--gpu", "l4", "--dry-run"]
     done = CliRunner(env={"VLLM_API_KEY": None, **token}).invoke(serve.command, words)
     assert ("anybody who reaches 0.0.0.0 may use this server" in done.output) == warns
+
+
+@pytest.mark.parametrize("words", ["--rdzv-endpoint a:29500", "--node-rank 1"])
+def test_where_machines_meet_is_refused_without_ranks(words: str) -> None:
+    done = CliRunner().invoke(run.command, [*words.split(), "train.py"])
+    assert isinstance(done.exception, CallerMistake)
+    assert done.exception.received == f"{words.split(maxsplit=1)[0]} without ranks"
+
+
+def test_the_newest_job_has_a_cost_also_beside_a_damaged_run(tmp_path: Path) -> None:
+    root = tmp_path / ".flatout"
+    newest = RunFolder.create(root, command="run", arguments=("run", "train.py"))
+    for name in ("20200101-000000-run-aaaaaa", "29990101-000000-run-aaaaaa"):
+        (root / "runs" / name).mkdir()
+        (root / "runs" / name / "run.json").write_text("{")
+    done = CliRunner().invoke(cost.command, ["--folder", str(root), "--json"])
+    assert done.exit_code == 0, done.exception
+    assert newest.manifest.id in done.stdout
+    assert "29990101-000000-run-aaaaaa" in done.stderr
+    assert "20200101" not in done.stderr, "what is older is not even opened"
+
+
+def test_commands_to_paste_survive_spaces() -> None:
+    here = Here(machine=MachineHere(torch="2", python="/my envs/bin/python"), model="my model.pt")
+    assert "flatout fit --load 'my model.pt'" in [one.command for one in suggestions(here)]
+    assert here.command("run", "train.py") == "flatout run --python '/my envs/bin/python' train.py"
+
+
+def test_tools_that_run_a_script_do_not_say_that_they_only_read() -> None:
+    by_name = {tool.name: tool for tool in TOOLS}
+    runs = {name for name, tool in by_name.items() if tool.runs_a_script}
+    assert runs == {"check", "profile", "tune", "fit", "batch", "run"}
+    assert not any(by_name[name].reads_only for name in runs)
+    assert by_name["doctor"].reads_only
