@@ -90,6 +90,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     name = "duration"
 
+    def __init__(self, *, or_none: bool = False) -> None:
+        self._or_none = or_none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
         if isinstance(value, int | float):
@@ -100,7 +103,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             seconds = float(number) * units[value[len(number) :]]
         except (KeyError, ValueError):
             self.fail(f"{value!r} is no duration: 50ms, 90s, 5m and 1h are", param, ctx)
-        if not seconds > 0:
+        if not (seconds > 0 or (self._or_none and seconds == 0)):
             self.fail("it must be more than nothing", param, ctx)
         if not math.isfinite(seconds):
             self.fail("it must end", param, ctx)

@@ -223,8 +223,7 @@ def _job(
         output.document("power", 1, sweep)
     else:
         draw_sweep(sweep, output.console())
-    early = any(note.startswith("the sweep ended early") for note in sweep.notes)
-    return EXIT_FINDING if early else _code(sweep.restored)
+    return EXIT_FINDING if sweep.ended_early else _code(sweep.restored)
 
 
 def _swept(

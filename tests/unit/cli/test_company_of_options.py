@@ -1,15 +1,19 @@
 """What was typed and has no use is refused, never dropped."""
 
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from flatout.cli import cost, fit, run, serve
+from flatout.cli import cost, fit, patch, run, serve
 from flatout.cli.agents.tools import TOOLS
 from flatout.cli.next_step.advice import Here, suggestions
+from flatout.cli.options import Duration
 from flatout.records.errors import CallerMistake
 from flatout.records.next_step import MachineHere
+from flatout.records.plan import Choice, Fingerprint, Plan
 from flatout.records.runs import RunFolder
 
 
@@ -84,3 +88,28 @@ def test_tools_that_run_a_script_do_not_say_that_they_only_read() -> None:
     assert runs == {"check", "profile", "tune", "fit", "batch", "run"}
     assert not any(by_name[name].reads_only for name in runs)
     assert by_name["doctor"].reads_only
+
+
+def test_a_plan_as_a_document_has_its_patch(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        Path("train.py").write_text("import torch\n")
+        Plan(
+            job=Fingerprint(script="train.py", script_sha256=""),
+            levers=(Choice(id="tf32"), Choice(id="from-the-future")),
+        ).write(Path("flatout.toml"))
+        done = CliRunner().invoke(patch.command, ["--json"])
+        shown = CliRunner().invoke(patch.command, ["--quiet"])
+    document = json.loads(done.stdout)
+    assert document["schema"] == "flatout.patch/1"
+    assert (document["plan"], document["script"], document["levers"]) == (
+        "flatout.toml",
+        "train.py",
+        ["tf32"],
+    )
+    assert document["dropped"][0].startswith("dropped from-the-future")
+    assert document["patch"] == shown.stdout != ""
+
+
+@pytest.mark.parametrize("words", ["5m", "0", "300"])
+def test_stop_takes_times_as_other_commands_do(words: str) -> None:
+    assert Duration(or_none=True).convert(words, None, None) == {"5m": 300.0, "0": 0.0, "300": 300.0}[words]
