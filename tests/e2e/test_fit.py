@@ -219,9 +219,12 @@ def test_a_language_model_by_its_configuration(flatout: Run, tmp_path: Path) -> 
     }
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(config))
-    done = flatout("fit", "--json", "--hf", "small/config.json", "--context", "128", "--gpu", "t4")
+    asked = ("fit", "--json", "--hf", "config.json", "--context", "128", "--gpu", "t4")
+    done = flatout(*asked, cwd=tmp_path / "small")
     assert done.returncode == 0, done.stderr
-    training, lora, inference = (row["fit"] for row in json.loads(done.stdout)["models"])
+    rows = json.loads(done.stdout)["models"]
+    assert {row["model"] for row in rows} == {"small"}
+    training, lora, inference = (row["fit"] for row in rows)
     assert training["parts"]["optimizer"] == pytest.approx(2 * training["parts"]["parameters"], rel=0.01)
     assert 0 < lora["parts"]["optimizer"] < training["parts"]["optimizer"]
     assert lora["parts"]["parameters"] > inference["parts"]["parameters"] > 0

@@ -76,7 +76,7 @@ def test_a_measurement_without_a_cache_writes_only_what_was_asked_for(flatout: R
     assert "Between 2 processes over gloo" in done.stdout
     assert "bus rate" in (tmp_path / "page.html").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
-    assert "roofline picture: page.html" in done.stderr
+    assert "the picture: page.html" in done.stderr
 
 
 @pytest.mark.parametrize(

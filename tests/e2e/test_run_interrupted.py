@@ -1,6 +1,7 @@
 """Whatever ends a job under `flatout run`, nobody stays and the terminal is as it was."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -225,4 +226,45 @@ def test_a_signal_before_the_script_runs_is_not_lost(folder: Path, tmp_path: Pat
         until(lambda: list(folder.glob(".flatout/runs/*/job")), "its folder")
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == -signal.SIGTERM
+    until(lambda: at_work_in(folder) == [], "the end of everybody")
+
+
+WAITS_FOR_THE_READER = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+again = os.path.exists("main")
+note("main")
+while not os.path.exists("gone"):
+    time.sleep(0.01)
+"""
+FAILS_TWICE = WAITS_FOR_THE_READER + "sys.exit(7 if again else 3)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "care", "sent", "code"),
+    [
+        (FAILS_TWICE, ("--retries", "1"), 0, 7),
+        (WAITS_FOR_THE_READER + "time.sleep(600)\n", ("--grace", "1s"), signal.SIGTERM, -signal.SIGKILL),
+        (FAILS_TWICE, ("--json",), 0, 3),
+    ],
+    ids=["a second start", "an end after its grace", "no document"],
+)
+def test_a_job_is_cared_for_when_nobody_reads_what_we_say(
+    folder: Path, tmp_path: Path, script: str, care: tuple[str, ...], sent: int, code: int
+) -> None:
+    (folder / "train.py").write_text(NOTE + script)
+    words = (*RUN[:-1], *care, RUN[-1])
+    with subprocess.Popen(
+        words, cwd=folder, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        noted(folder, "main")
+        run.stdout.close()
+        run.stderr.close()
+        (folder / "gone").touch()
+        run.send_signal(sent)
+        assert run.wait(60) == code
+    [kept] = folder.glob(".flatout/runs/*/job.json")
+    assert json.loads(kept.read_text())["exit_code"] == (code if code > 0 else None)
     until(lambda: at_work_in(folder) == [], "the end of everybody")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.e2e.conftest import Run
@@ -224,8 +225,11 @@ def test_a_client_that_goes_is_dropped_from_the_queue(server: Server) -> None:
 
 def test_too_many_are_refused_with_a_time_to_come_back_and_nobody_is_lost(tmp_path: Path) -> None:
     (tmp_path / "odd_model.py").write_text(MODEL)
-    arguments = ("odd_model:make", "--max-batch", "1", "--queue", "2", "--timeout", "1s", "--token", "sesame")
-    with served(tmp_path, *arguments) as server:
+    arguments = ("odd_model:make", "--max-batch", "1", "--queue", "2", "--timeout", "1s", "--pad", "x=-inf")
+    with served(tmp_path, *arguments, FLATOUT_SERVE_TOKEN="sesame") as server:
+        [serving] = psutil.Process(server.process.pid).children()
+        assert "flatout.infer.serving.process" in serving.cmdline()
+        assert "sesame" not in " ".join(serving.cmdline()), "anybody's ps shows it"
         assert server.ask("GET", "/health")[0] == 200
         assert server.ask("GET", "/metrics")[0] == 401
         status, headers, body = server.ask("POST", "/predict", {"inputs": {"x": [1, 2, 3, 4]}})
@@ -264,12 +268,16 @@ def test_slow_clients_hold_nothing_but_their_own_connection(tmp_path: Path) -> N
         "events_fd": 1,
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "flatout.infer.serving.process", json.dumps(order)],
+        [sys.executable, "-m", "flatout.infer.serving.process"],
         cwd=tmp_path,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
     try:
         told: list[Any] = []
         for line in process.stdout:
@@ -298,6 +306,7 @@ def test_slow_clients_hold_nothing_but_their_own_connection(tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         process.stdout.close()
+        process.stdin.close()
 
 
 def test_after_sigterm_everything_accepted_is_answered_and_it_ends_with_0(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Duration, Output, common_options
+from flatout.cli.options import Duration, Output, common_options, leave_page, page_option
 
 
 def _numbers(_context: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
@@ -44,12 +44,7 @@ def _numbers(_context: click.Context, _option: click.Parameter, value: str) -> t
 @click.option("--duration", type=Duration(), default="5s", show_default=True, help="Of each load.")
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Of a request.")
 @click.option("--token", envvar="FLATOUT_SERVE_TOKEN", default="", help="For authorization: Bearer.")
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a page with the picture.",
-)
+@page_option
 @common_options
 def command(
     output: Output,
@@ -84,12 +79,6 @@ def command(
 
     if rates and concurrency:
         raise CallerMistake("--rate and --concurrency", expected="one of both", remedy="leave one out")
-    if html is not None and not html.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(html.parent)!r} for the page",
-            expected="a file in a folder that exists",
-            remedy="--html load.html",
-        )
     if importlib.util.find_spec("httptools") is None:
         raise MissingExtra("httptools", extra="serve", wanted_for="flatout bench")
     from flatout.infer.bench.running import BenchRequest, run_bench
@@ -110,10 +99,8 @@ def command(
     else:
         draw_bench(found, output.console())
     if html is not None:
-        from flatout.records.atomic import write_atomically
         from flatout.report.bench_page import bench_page
 
-        write_atomically(html, bench_page(found).encode())
-        output.notice(f"the picture: {html}")
+        leave_page(output, html, bench_page(found))
     lightest = found.points[0]
     return EXIT_DONE if lightest.answered == lightest.sent else EXIT_FINDING

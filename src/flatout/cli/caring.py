@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from flatout.cli.options import Duration
+from flatout.records.errors import CallerMistake
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +24,7 @@ class UpdatesOrTime(click.ParamType):  # type: ignore[type-arg]
         """Updates, and seconds."""
         if isinstance(value, tuple):
             return value
-        if value.isdigit() and int(value):
+        if value.isdecimal() and int(value):
             return int(value), 0.0
         return 0, Duration().convert(value, param, ctx)
 
@@ -50,6 +51,17 @@ class Ranks:
     nnodes: str | None
     node_rank: int | None
     rdzv_endpoint: str | None
+
+    def insist_on_processes(self) -> None:
+        """Where machines meet says nothing of a script that runs as it is."""
+        lonely = (("--rdzv-endpoint", self.rdzv_endpoint), ("--node-rank", self.node_rank))
+        for flag, value in lonely:
+            if value is not None and self.nproc_per_node is None and self.nnodes is None:
+                raise CallerMistake(
+                    f"{flag} without ranks",
+                    expected="--nnodes or --nproc-per-node beside it",
+                    remedy=f"flatout run --nnodes 2 --nproc-per-node 8 {flag} {value} ...",
+                )
 
     def command(self, words: tuple[str, ...], *, as_module: bool) -> tuple[str, ...] | None:
         """torchrun's words for the module `torch.distributed.run`, or None where nobody asked for ranks."""
@@ -137,6 +149,7 @@ def care_options(command: F) -> F:
     def with_wishes(*args: Any, **kwargs: Any) -> Any:
         wishes = Wishes(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(Wishes)})
         ranks = Ranks(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(Ranks)})
+        ranks.insist_on_processes()
         return command(*args, wishes=wishes, ranks=ranks, **kwargs)
 
     wrapped: Any = with_wishes

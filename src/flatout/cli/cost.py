@@ -1,12 +1,18 @@
 """`flatout cost`."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Output, common_options
 from flatout.records.places import PROJECT_FOLDER
+
+if TYPE_CHECKING:
+    from flatout.records.runs import RunFolder
 
 
 @click.command("cost", short_help=COMMANDS["cost"].purpose)
@@ -54,7 +60,7 @@ def command(
       flatout cost --all
     """
     from flatout.records.errors import EXIT_DONE, CallerMistake
-    from flatout.records.runs import RunFolder, find_run, runs_under
+    from flatout.records.runs import find_run
     from flatout.report.cost import draw_cost
     from flatout.tune.costing import run_cost, together
 
@@ -65,19 +71,31 @@ def command(
     if run is not None:
         found = [find_run(folder, run)]
     else:
-        found = [
-            one for path in runs_under(folder) if (one := RunFolder.open(path)).manifest.command == "run"
-        ]
+        found = list(itertools.islice(_jobs_in(folder, output), None if everything else 1))
         if not found:
             raise CallerMistake(
                 f"no job was run yet in {folder}",
                 expected="the folder of a project in which `flatout run` was used",
                 remedy="flatout run train.py   # or --folder",
             )
-        found = found if everything else found[:1]
     report = together([run_cost(one, own_usd=usd_per_hour, epoch_samples=epoch_samples) for one in found])
     if output.as_json:
         output.document("cost", 1, report)
     else:
         draw_cost(report, output.console())
     return EXIT_DONE
+
+
+def _jobs_in(folder: Path, output: Output) -> Iterator["RunFolder"]:
+    """Jobs under `flatout run`, the newest first; what cannot be read is noticed."""
+    from flatout.records.errors import FlatoutError
+    from flatout.records.runs import RunFolder, runs_under
+
+    for path in runs_under(folder):
+        try:
+            one = RunFolder.open(path)
+        except FlatoutError as error:
+            output.notice(f"left out: {error.received}")
+            continue
+        if one.manifest.command == "run":
+            yield one

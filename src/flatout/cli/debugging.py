@@ -109,5 +109,9 @@ def announced(switches: Sequence[str], *, on_cpu: bool) -> tuple[tuple[str, ...]
 def _has_gpu() -> bool:
     from flatout.hardware.machine import default_sources
 
-    vendors = ("nvidia", "amd")
-    return any(source.discover().devices for source in default_sources() if source.vendor in vendors)
+    sources = default_sources()
+    try:
+        return any(source.discover().devices for source in sources if source.vendor in ("nvidia", "amd"))
+    finally:
+        for source in sources:
+            source.close()

@@ -1,5 +1,6 @@
 """`flatout export`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,18 +9,18 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Duration, Output, common_options
+from flatout.monitor.export.address import DEFAULT_LISTEN
 
 if TYPE_CHECKING:
     from flatout.monitor.export.exporter import Exporter
     from flatout.monitor.export.running import ExportRequest
 
-_LISTEN = "127.0.0.1:19838"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command("export", short_help=COMMANDS["export"].purpose)
-@click.option("--listen", metavar="HOST:PORT", help=f"Where to serve /metrics.  [default: {_LISTEN}]")
+@click.option("--listen", metavar="HOST:PORT", help=f"Where to serve /metrics.  [default: {DEFAULT_LISTEN}]")
 @click.option("--runs", type=_FOLDER, multiple=True, metavar="DIR", help="Jobs of this .flatout folder, too.")
 @click.option("--once", is_flag=True, help="Print the metrics once and end.")
 @click.option("--textfile", type=_FOLDER, metavar="DIR", help="Write flatout.prom there, for node_exporter.")
@@ -124,7 +125,7 @@ def _request(
     max_ranks: int,
     **secure: Path | None,
 ) -> "ExportRequest":
-    from flatout.monitor.export.address import DEFAULT_LISTEN, parse_address
+    from flatout.monitor.export.address import parse_address
     from flatout.monitor.export.labels import LabelLimits
     from flatout.monitor.export.running import ExportRequest
     from flatout.monitor.export.server import security_from
@@ -135,7 +136,7 @@ def _request(
             raise CallerMistake(
                 f"--runs {folder} is not there",
                 expected="a .flatout folder, as `flatout run` leaves it where a job was started",
-                remedy=f"ls -d {folder.parent}/.flatout",
+                remedy=f"ls -d {shlex.quote(str(folder.parent / '.flatout'))}",
             )
     # Who asks for another way does not get a port beside it, unless that is asked for, too.
     served = listen or (None if textfile or otlp else DEFAULT_LISTEN)

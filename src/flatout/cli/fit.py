@@ -7,7 +7,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_options, request_for
-from flatout.cli.options import Output, Size, common_options, new_run
+from flatout.cli.options import Output, Place, Size, common_options, new_run, refuse_beside, typed
 
 if TYPE_CHECKING:
     from flatout.records.fit import Fit
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
     words = value.replace(",", " ").split()
-    if not all(word.isdigit() and int(word) for word in words):
+    if not all(word.isdecimal() and int(word) for word in words):
         raise click.BadParameter("batch sizes with commas between them, such as 1,8,32")
     return [int(word) for word in words]
 
@@ -86,7 +86,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 )
 @click.option(
     "--snapshot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Place("snapshot"),
     metavar="FILE",
     help="Write every request up to the peak for torch's own viewer, pytorch.org/memory_viz.",
 )
@@ -140,11 +140,14 @@ def command(
     if snapshot is not None:
         _insist_on_one_job(snapshot, is_one=bool(words) and len(sizes) < 2)
     if files:
-        return _load(output, files, words, named)
+        refuse_beside("--load", ("files", "gpus", "python"))
+        return _load(output, files, named)
     if configs:
+        refuse_beside("--hf", ("configs", "context", "gpus", "sizes", *(job.keys() - {"as_module"})))
         return _models(output, configs, sizes or [1], context, named, job)
     if not words:
         raise click.UsageError("Missing argument 'SCRIPT [ARGS]...', or --load FILE.")
+    _insist_on_company(configs=configs, several=several)
     request = request_for(words, **job)
     jobs: list[tuple[int | None, ProfileRequest]] = [(size, _with_size(request, size)) for size in sizes]
     over = None
@@ -182,6 +185,15 @@ def command(
     return EXIT_DONE
 
 
+def _insist_on_company(**given: Any) -> None:
+    """Options that need another one: a speed of links says nothing about one GPU."""
+    beside = {"context": ("--hf", "configs"), "link": ("--gpus", "several"), "step_ms": ("--gpus", "several")}
+    for name, flag in typed().items():
+        needed, key = beside.get(name, ("", ""))
+        if needed and not given[key]:
+            raise click.UsageError(f"{flag} is for {needed}")
+
+
 def _kept(fit: "Fit", folder: "RunFolder") -> "Fit":
     """The document first: a page that cannot be written must not cost a fit."""
     import dataclasses
@@ -197,7 +209,7 @@ def _kept(fit: "Fit", folder: "RunFolder") -> "Fit":
 
 
 def _insist_on_one_job(snapshot: Path, *, is_one: bool) -> None:
-    """Before anything runs: there must be one job to write of, and a place to write to."""
+    """Before anything runs: there must be one job to write of."""
     from flatout.records.errors import CallerMistake
 
     if not is_one:
@@ -205,12 +217,6 @@ def _insist_on_one_job(snapshot: Path, *, is_one: bool) -> None:
             "--snapshot was given without a script, or with several batch sizes",
             expected="one script with one batch size: a snapshot is of one job",
             remedy=f"flatout fit --snapshot {snapshot} train.py",
-        )
-    if not snapshot.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(snapshot.parent)!r} for the snapshot",
-            expected="a file in a folder that exists",
-            remedy="--snapshot memory.pickle",
         )
 
 
@@ -238,10 +244,12 @@ def _models(
     job = {**job, "as_module": True}
     rows = []
     for path in configs:
+        whole = path.resolve()
+        name = (whole.parent if whole.name == "config.json" else whole).name
         for use in ("training", "lora", "inference"):
             for size in sizes:
                 words = ("flatout.entry.hugging_face_job", str(path), use, str(size), str(context))
-                text = f"imagining {path.name}, {use}, batch {size}"
+                text = f"imagining {name}, {use}, batch {size}"
                 with new_run(output, "fit") as folder, output.progress(text) as progress:
                     fit = fit_job(
                         request_for(words, **job),
@@ -252,7 +260,6 @@ def _models(
                         look_for_ways=False,
                     )
                     fit = _kept(fit, folder)
-                name = path.parent.name if path.name == "config.json" else path.name
                 rows.append({"model": name, "use": use, "batch": size, "context": context, "fit": fit})
     if output.as_json:
         output.document("fit", 1, {"models": rows})
@@ -262,17 +269,11 @@ def _models(
     return EXIT_DONE
 
 
-def _load(output: Output, files: tuple[Path, ...], words: tuple[str, ...], gpus: list[str]) -> int:
+def _load(output: Output, files: tuple[Path, ...], gpus: list[str]) -> int:
     from flatout.memory.load import load_files
-    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.errors import EXIT_DONE
     from flatout.report.load import draw_load
 
-    if words:
-        raise CallerMistake(
-            f"both --load and a script were given: {words[0]}",
-            expected="one or the other",
-            remedy=f"flatout fit --load {files[0]}",
-        )
     found = load_files(files, gpus)
     if output.as_json:
         output.document("load", 1, found)

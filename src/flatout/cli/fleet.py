@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Duration, Output, common_options
+from flatout.cli.options import Duration, Output, common_options, leave_page, page_option
 from flatout.records.errors import EXIT_DONE, EXIT_FINDING, CallerMistake
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ URL_VARIABLE = "FLATOUT_PROMETHEUS_URL"
 )
 @click.option("--watch", "every_s", type=Duration(), metavar="SECONDS", help="Look again so often.")
 @click.option("--all", "-a", "everything", is_flag=True, help="Every machine, action and GPU.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write a page with the picture."
-)
+@page_option
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -96,11 +94,9 @@ def command(
     else:
         draw_fleet(fleet, output.console(), everything=everything)
     if html is not None:
-        from flatout.records.atomic import write_atomically
         from flatout.report.fleet_page import fleet_page
 
-        write_atomically(html, fleet_page(fleet).encode("utf-8", "replace"))
-        output.notice(f"the picture: {html}")
+        leave_page(output, html, fleet_page(fleet))
     return EXIT_FINDING if fleet.is_urgent else EXIT_DONE
 
 
@@ -110,12 +106,6 @@ def _insist(output: Output, every_s: float | None, html: Path | None) -> None:
             "--watch with --json or --html",
             expected="a view that is drawn again and again, or one document",
             remedy="leave one of them out",
-        )
-    if html is not None and not html.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(html.parent)!r} for the page",
-            expected="a path in a folder that exists",
-            remedy="--html fleet.html",
         )
 
 

@@ -1,7 +1,8 @@
 """The fleet as a live view: looks again and again, and outlives a server that does not."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from flatout.records.errors import EnvironmentProblem
@@ -41,35 +42,28 @@ def watch_fleet(
     """
     from rich.live import Live
 
-    seen, seen_at, problem = look(), time.monotonic(), ""
-    if not console.is_terminal:
-        _printed(look, console, every_s, seen, looks)
+    views = itertools.islice(_views(look, every_s), looks)
+    first = next(views)
+    if not console.is_terminal:  # into a pipe: one screen after the other
+        for seen, problem in itertools.chain([first], views):
+            console.print(fleet_screen(seen, width=console.width, height=40, problem=problem))
+            console.print()
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            late = f"{problem} ({age(time.monotonic() - seen_at)} ago was the last answer)" if problem else ""
+        for seen, problem in itertools.chain([first], views):
             live.update(
-                fleet_screen(seen, width=console.width, height=console.height, problem=late), refresh=True
+                fleet_screen(seen, width=console.width, height=console.height, problem=problem), refresh=True
             )
-            looks = None if looks is None else looks - 1
-            if looks is not None and looks <= 0:
-                return
-            time.sleep(every_s)
-            try:
-                seen, seen_at, problem = look(), time.monotonic(), ""
-            except EnvironmentProblem as error:
-                problem = error.received
 
 
-def _printed(
-    look: "Callable[[], Fleet]", console: "Console", every_s: float, seen: "Fleet", looks: int | None
-) -> None:
-    """Into a pipe: one screen after the other."""
+def _views(look: "Callable[[], Fleet]", every_s: float) -> "Iterator[tuple[Fleet, str]]":
+    """What was seen last, and since when nothing was where the server does not answer."""
+    seen, seen_at = look(), time.monotonic()
+    yield seen, ""
     while True:
-        console.print(fleet_screen(seen, width=console.width, height=40))
-        console.print()
-        looks = None if looks is None else looks - 1
-        if looks is not None and looks <= 0:
-            return
         time.sleep(every_s)
-        seen = look()
+        try:
+            seen, seen_at, problem = look(), time.monotonic(), ""
+        except EnvironmentProblem as error:
+            problem = f"{error.received} ({age(time.monotonic() - seen_at)} ago was the last answer)"
+        yield seen, problem

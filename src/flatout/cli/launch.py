@@ -8,7 +8,7 @@ import click
 
 from flatout.cli.commands import COMMANDS
 from flatout.cli.jobs import JOB_SETTINGS, job_argument
-from flatout.cli.options import Duration, Output, Size, common_options
+from flatout.cli.options import Duration, Output, Size, common_options, typed
 from flatout.records.places import DEFAULT_PLAN
 
 if TYPE_CHECKING:
@@ -132,22 +132,15 @@ def command(
 
 def _insist_on_sense(target: str) -> None:
     """Refuse options that were typed although the target has no use for them."""
-    from click.core import ParameterSource
-
     from flatout.records.errors import UnknownName
     from flatout.records.launch import TARGETS
     from flatout.runtime.launching.request import insist_on_options_of
 
     if target not in TARGETS:
         raise UnknownName("target", target, TARGETS)
-    context = click.get_current_context()
-    typed = {
-        option.opts[0].removeprefix("--"): option.opts[0]
-        for option in context.command.params
-        if option.name is not None
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
-    insist_on_options_of(target, typed)
+    insist_on_options_of(
+        target, {flag.removeprefix("--"): flag for flag in typed().values() if flag.startswith("--")}
+    )
 
 
 def _request(

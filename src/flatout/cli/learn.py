@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Output, common_options
+from flatout.cli.options import Output, common_options, leave_page, page_option
 
 
 class _Parameters(click.ParamType):  # type: ignore[type-arg]
@@ -64,12 +64,7 @@ class _Parameters(click.ParamType):  # type: ignore[type-arg]
     "--gpu", "compared", default="", metavar="NAMES", help="Rated GPUs to compare with: h100,rtx4090."
 )
 @click.option("--fresh", is_flag=True, help="Measure also what `flatout limits` has kept.")
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also as a page to read.",
-)
+@page_option
 @common_options
 def command(output: Output, lessons: tuple[str, ...], every: bool, html: Path | None, **asked: Any) -> None:
     """Concepts behind fast training, with figures of this machine.
@@ -116,11 +111,9 @@ def command(output: Output, lessons: tuple[str, ...], every: bool, html: Path | 
     else:
         draw_learned(learned, output.console())
     if html is not None:
-        from flatout.records.atomic import write_atomically
         from flatout.report.learn_page import learn_page
 
-        write_atomically(html, learn_page(learned).encode())
-        output.notice(f"the page is {html}")
+        leave_page(output, html, learn_page(learned))
 
 
 def _insist_on_one_wish(lessons: tuple[str, ...], every: bool, html: Path | None) -> None:
@@ -132,17 +125,9 @@ def _insist_on_one_wish(lessons: tuple[str, ...], every: bool, html: Path | None
             expected="lessons by name, or all of them",
             remedy=f"flatout learn {lessons[0]}",
         )
-    if html is None:
-        return
-    if not every and not lessons:
+    if html is not None and not every and not lessons:
         raise CallerMistake(
             "a page without a lesson",
             expected="a lesson, or --all",
             remedy=f"flatout learn --all --html {html}",
-        )
-    if not html.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(html.parent)!r} for the page",
-            expected="a file in a folder that exists",
-            remedy="--html learn.html",
         )

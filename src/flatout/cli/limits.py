@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Output, common_options, save_option, save_run
+from flatout.cli.options import Output, common_options, leave_page, page_option, save_option, save_run
 
 
 @click.command("limits", short_help=COMMANDS["limits"].purpose)
@@ -24,9 +24,7 @@ from flatout.cli.options import Output, common_options, save_option, save_run
 )
 @click.option("--no-link", is_flag=True, help="Leave out the link between GPUs.")
 @click.option("--accept-disturbed", is_flag=True, help="Keep the result even if the machine was busy.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write the roofline page."
-)
+@page_option
 @save_option
 @common_options
 def command(
@@ -58,17 +56,10 @@ def command(
       flatout limits --json | jq .measured.matmul_flops_per_s
     """
     from flatout.limits.obtain import Request, obtain_limits, parse_dtypes
-    from flatout.records.atomic import write_atomically
     from flatout.records.errors import CallerMistake, CannotWrite
     from flatout.report.limits import draw_limits
     from flatout.report.roofline import limits_page
 
-    if html is not None and not html.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(html.parent)!r} for the page",
-            expected="a file in a folder that exists",
-            remedy="--html limits.html",
-        )
     if no_link and ranks is not None:
         raise CallerMistake(
             f"both --no-link and --ranks {ranks}",
@@ -94,11 +85,10 @@ def command(
     page = html or (kept_at.with_suffix(".html") if kept_at else None)
     if page is not None:
         try:
-            write_atomically(page, limits_page(limits).encode())
-            output.notice(f"roofline picture: {page}")
+            leave_page(output, page, limits_page(limits))
         except CannotWrite as error:
             if html is not None:
                 raise
-            output.notice(f"no roofline picture: {error.received}")
+            output.notice(f"no picture: {error.received}")
     if save:
         save_run(output, "limits", 1, limits)

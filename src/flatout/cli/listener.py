@@ -18,7 +18,7 @@ _pipes: list[int] = []
 def take_pipe() -> None:
     """Find the pipe, and end this command with SIGTERM when nobody reads from it any more."""
     given = os.environ.pop(VARIABLE, "")
-    if not given.isdigit():
+    if not given.isdecimal():
         return
     with contextlib.suppress(OSError):
         pipe = int(given)

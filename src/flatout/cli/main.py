@@ -16,6 +16,7 @@ import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.cli.listener import VARIABLE, take_pipe
+from flatout.cli.streams import CannotPrint, discard_output, make_output_safe
 from flatout.records.version import __version__
 
 EXIT_DEFECT = 70
@@ -98,7 +99,7 @@ def cli(ctx: click.Context, as_json: bool, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    _make_output_safe()
+    make_output_safe()
     ended = _listen_for_the_end()
     if VARIABLE in os.environ:
         take_pipe()
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.stdout.flush()
         except OSError as error:  # a full disk shows only now; a reader that went away is no fault
             code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), asked)
-            _discard_output()
+            discard_output()
     finally:
         if ended:
             os.kill(os.getpid(), ended[0])
@@ -127,8 +128,9 @@ def _look_after_power_limits(words: list[str]) -> None:
 
     if power_notes():
         from flatout.monitor.power.unfinished import tell_and_restore
+        from flatout.records.words import inert
 
-        tell_and_restore(lambda text: click.echo(f"flatout: {text}", err=True))
+        tell_and_restore(lambda text: click.echo(inert(f"flatout: {text}", but="\n"), err=True))
 
 
 def _listen_for_the_end() -> list[int]:
@@ -158,7 +160,7 @@ def _run(words: list[str], asked: dict[str, bool]) -> int:
         return ended.exit_code
     except SystemExit:
         # click's and rich's answer to a reader that went away (`| head`), which is no fault of the command.
-        _discard_output()
+        discard_output()
         return 0
     except click.ClickException as mistake:
         return _say_error(_usage_mistake(mistake), asked)
@@ -176,9 +178,11 @@ def _run(words: list[str], asked: dict[str, bool]) -> int:
             import traceback
 
             traceback.print_exc()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
-            _discard_output()
+        if isinstance(error, CannotPrint):
+            discard_output()
             error = _unprintable(error)
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            error = _bad_disk(error)
         return _say_error(error, asked)
     return result if isinstance(result, int) else 0
 
@@ -214,6 +218,16 @@ def _unprintable(error: OSError) -> Exception:
     )
 
 
+def _bad_disk(error: OSError) -> Exception:
+    from flatout.records.errors import EnvironmentProblem
+
+    return EnvironmentProblem(
+        f"no room, or a bad disk: {error}",
+        expected="disks that take and give what is written to them",
+        remedy="df -h . ; dmesg | tail   # is one full, or failing?",
+    )
+
+
 def _say_error(error: Exception, asked: dict[str, bool]) -> int:
     from flatout.records.errors import FlatoutError
 
@@ -242,24 +256,9 @@ def _say(kind: str, parts: tuple[str, str, str], exit_code: int, asked: dict[str
         error = {"kind": kind, "received": received, "expected": expected, "remedy": remedy}
         with contextlib.suppress(OSError):
             click.echo(encode("error", 1, {"error": error, "exit_code": exit_code}).decode(), nl=False)
-    with contextlib.suppress(OSError):
-        click.echo(f"flatout: {received}\n  expected: {expected}\n  try:      {remedy}", err=True)
+    from flatout.records.words import inert
+
+    click.echo(
+        inert(f"flatout: {received}\n  expected: {expected}\n  try:      {remedy}", but="\n"), err=True
+    )
     return exit_code
-
-
-def _make_output_safe() -> None:
-    """Closed streams become silent ones; a character that a locale cannot print is shown as an escape."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-
-
-def _discard_output() -> None:
-    """Nobody can take the rest of the output: Python must not complain about it at exit either."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -3,8 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import math
+import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,7 +52,9 @@ class Output:
     def notice(self, text: str) -> None:
         """One line beside the result; never on standard output."""
         if not self.quiet:
-            click.echo(text, err=True)
+            from flatout.records.words import inert
+
+            click.echo(inert(text, but="\n"), err=True)
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Step]:
@@ -85,6 +90,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     name = "duration"
 
+    def __init__(self, *, or_none: bool = False) -> None:
+        self._or_none = or_none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
         if isinstance(value, int | float):
@@ -95,8 +103,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             seconds = float(number) * units[value[len(number) :]]
         except (KeyError, ValueError):
             self.fail(f"{value!r} is no duration: 50ms, 90s, 5m and 1h are", param, ctx)
-        if not seconds > 0:
+        if not (seconds > 0 or (self._or_none and seconds == 0)):
             self.fail("it must be more than nothing", param, ctx)
+        if not math.isfinite(seconds):
+            self.fail("it must end", param, ctx)
         return seconds
 
 
@@ -119,6 +129,31 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         if count <= 0:
             self.fail("it must be more than nothing", param, ctx)
         return count
+
+
+class Place(click.Path):
+    """A file that is to be written in the end: whether it can be is found out before the work."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+        self._of = of
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        from flatout.records.atomic import ensure_place
+        from flatout.records.errors import CallerMistake
+
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is not None and ctx.resilient_parsing:  # nothing is begun: what was typed is of interest
+            return path
+        if not path.parent.is_dir():
+            raise CallerMistake(
+                f"there is no folder {str(path.parent)!r} for the {self._of}",
+                expected="a file in a folder that exists",
+                remedy=f"mkdir -p {shlex.quote(str(path.parent))}",
+            )
+        ensure_place(path, remedy=f"choose a place for the {self._of} that this user may write to")
+        return path
 
 
 # What a bare --debug is short for.
@@ -149,6 +184,48 @@ def _common(command: F, debug: Callable[[Any], Any], *, keep: bool = False) -> F
         return command(*args, output=Output(as_json=as_json, quiet=quiet), **kept, **kwargs)
 
     return with_output  # type: ignore[no-any-return]
+
+
+def typed() -> dict[str, str]:
+    """Options, and arguments by their first words, that stand on the command line; by their names in code."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    found = {}
+    for one in context.command.params:
+        value = context.params.get(one.name or "")
+        if context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE and value != ():
+            word = str(value[0] if isinstance(value, tuple) else value)
+            found[one.name or ""] = one.opts[0] if isinstance(one, click.Option) else word
+    return found
+
+
+def refuse_beside(what: str, useful: Collection[str]) -> None:
+    """Refuse what was typed beside `what` and has no use there: nothing is dropped in silence."""
+    from flatout.records.errors import CallerMistake
+
+    for name, flag in typed().items():
+        if name not in {*useful, "as_json", "quiet", "debug"}:
+            raise CallerMistake(
+                f"{flag} has no meaning beside {what}",
+                expected="one or the other",
+                remedy=f"leave {flag} away",
+            )
+
+
+def page_option(command: F) -> F:
+    """--html: the result as a page, too."""
+    return click.option(
+        "--html", type=Place("page"), metavar="FILE", help="Where to write a page with the picture."
+    )(command)
+
+
+def leave_page(output: Output, path: Path, page: str) -> None:
+    """Write it, and tell where."""
+    from flatout.records.atomic import write_atomically
+
+    write_atomically(path, page.encode("utf-8", "replace"))
+    output.notice(f"the picture: {path}")
 
 
 def save_option(command: F) -> F:

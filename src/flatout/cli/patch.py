@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from flatout.cli.commands import COMMANDS
+from flatout.cli.options import Output, common_options
 from flatout.records.places import DEFAULT_PLAN
 
 
@@ -12,8 +13,8 @@ from flatout.records.places import DEFAULT_PLAN
 @click.option(
     "--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to turn into a diff."
 )
-@click.option("--debug", is_flag=True, help="Show the traceback when something goes wrong.")
-def command(plan_path: str, debug: bool) -> int:
+@common_options
+def command(output: Output, plan_path: str) -> int:
     """The plan as a diff of your own source.
 
     Prints a unified diff for what can be edited safely, format and comments kept; what has no certain place
@@ -24,6 +25,7 @@ def command(plan_path: str, debug: bool) -> int:
       flatout patch
       flatout patch | git apply
       flatout patch --plan h200.toml > faster.patch
+      flatout patch --json | jq -r .patch
     """
     import hashlib
 
@@ -32,14 +34,11 @@ def command(plan_path: str, debug: bool) -> int:
     from flatout.tune.patching import as_text
     from flatout.tune.soundness import sound
 
-    asked = click.get_current_context().find_root().obj
-    if asked is not None:
-        asked.update(debug=debug)
     if plan_path == DEFAULT_PLAN and not Path(plan_path).exists():
         _insist_on_a_gain()
     plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
     for text in dropped:
-        click.echo(f"flatout: {text}", err=True)
+        output.notice(f"flatout: {text}")
     script = Path(plan.job.script)
     if not script.is_file():
         raise CallerMistake(
@@ -53,7 +52,19 @@ def command(plan_path: str, debug: bool) -> int:
             expected=f"the script as it was when {plan_path} was made",
             remedy=f"flatout tune {script}   # and patch again",
         )
-    click.echo(as_text(plan, Path.cwd()), nl=False)
+    patch = as_text(plan, Path.cwd())
+    if output.as_json:
+        levers = [choice.words() for choice in plan.levers]
+        body = {
+            "plan": plan_path,
+            "script": str(script),
+            "levers": levers,
+            "dropped": dropped,
+            "patch": patch,
+        }
+        output.document("patch", 1, body)
+    else:
+        click.echo(patch, nl=False)
     return EXIT_DONE
 
 

@@ -2,13 +2,12 @@
 
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Duration, Output, common_options
+from flatout.cli.options import Duration, Output, common_options, leave_page, page_option
 from flatout.records.errors import EXIT_DONE, EXIT_FINDING, CallerMistake, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -69,9 +68,7 @@ class _Watts(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--gpu", "gpus", type=click.IntRange(min=0), multiple=True, metavar="NUMBER", help="These GPUs."
 )
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also as a page."
-)
+@page_option
 @common_options
 def command(output: Output, job: str | None, gpus: tuple[int, ...], restore: bool, **wish: Any) -> int:
     """The power cap that costs least energy, and a guard against heat.
@@ -200,7 +197,6 @@ def _job(
 ) -> int:
     from flatout.monitor.power.jobs import watched
     from flatout.monitor.power.measuring import Measurer
-    from flatout.records.atomic import write_atomically
     from flatout.report.power import draw_sweep
     from flatout.report.power_page import power_page
     from flatout.runtime.jobs_here import jobs_in
@@ -210,7 +206,7 @@ def _job(
 
     table = read_table()
     jobs = jobs_on(pairs, table)
-    if name.isdigit() and not any(one.pid == int(name) for job in jobs for one in job.members):
+    if name.isdecimal() and not any(one.pid == int(name) for job in jobs for one in job.members):
         jobs = jobs_in(table, holders={int(name)})  # a pid is taken at its word
     found = job_for(name, jobs, command="power")
     _insist_on_a_gpu(pairs)
@@ -219,15 +215,12 @@ def _job(
     devices = _now([pair for pair in pairs if pair[0] in job.devices], controls)
     sweep = _swept(output, job, Measurer(job, source), controls, devices, wish)
     if wish["html"] is not None:
-        write_atomically(wish["html"], power_page(sweep).encode())
+        leave_page(output, wish["html"], power_page(sweep))
     if output.as_json:
         output.document("power", 1, sweep)
     else:
         draw_sweep(sweep, output.console())
-        if wish["html"] is not None:
-            output.notice(f"the page is {wish['html']}")
-    early = any(note.startswith("the sweep ended early") for note in sweep.notes)
-    return EXIT_FINDING if early else _code(sweep.restored)
+    return EXIT_FINDING if sweep.ended_early else _code(sweep.restored)
 
 
 def _swept(

@@ -124,10 +124,10 @@ def command(
     settings = {"watch_every": every or 0, "on_nan": on_nan, "patience": patience, "debug": switches}
     done = Lives(output, request, plan, now, wishes, restart=restart, settings=settings, log_to=sinks).run()
     if output.as_json:
-        output.document("run", 1, done)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it: how the job ended is still to be told
+            output.document("run", 1, done)
     elif not output.quiet:
-        with contextlib.suppress(OSError):  # the terminal was closed: how the job ended is still to be told
-            draw_run(done, output.error_console())
+        draw_run(done, output.error_console())
     if done.signal is not None:  # end as the script ended
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)

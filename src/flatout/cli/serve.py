@@ -8,14 +8,15 @@ from flatout.cli.commands import COMMANDS
 from flatout.cli.options import Duration, Output, Size, common_options
 
 
-def _pads(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
+def _pads(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for word in words:
         name, _, value = word.partition("=")
         try:
-            found[name] = float(value)
+            float(value)
         except ValueError:
             raise click.BadParameter("an input and what it is filled up with, such as ids=0") from None
+        found[name] = value
     return found
 
 

@@ -1,5 +1,6 @@
 """The serving process, started and looked after: its words shown, signals passed on, its end waited for."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -58,9 +59,14 @@ def serve(
         llm=llm is not None,
         **{_NAMES.get(key, key): value for key, value in options.items()},
     )
-    if order.host not in _LOOPBACK and not order.token:
-        output.notice(f"anybody who reaches {order.host} may use this server: --token asks for one")
+    warn_if_open(output, order.host, order.token)
     return _Watched(output, order).run()
+
+
+def warn_if_open(output: Output, host: str, token: str) -> None:
+    """A server that others reach should ask who they are."""
+    if host not in _LOOPBACK and not token:
+        output.notice(f"anybody who reaches {host} may use this server: --token asks for one")
 
 
 def _look_early(target: str | None, llm: str | None, inputs: tuple[str, ...]) -> None:
@@ -94,21 +100,23 @@ class _Watched:
     def run(self) -> int:
         """Until it ends."""
         reading, writing = os.pipe()
-        # Its standard input is held open here: should this process be killed, the child ends in good order.
+        # Its order comes over its standard input, which is held open here from then on: should this process
+        # be killed, the child ends in good order.
         held, ours = os.pipe()
         order = dataclasses.replace(self._order, events_fd=writing)
         child = subprocess.Popen(
-            [sys.executable, "-m", "flatout.infer.serving.process", msgspec.json.encode(order).decode()],
+            [sys.executable, "-m", "flatout.infer.serving.process"],
             stdin=held,
             stdout=sys.stderr if self._output.as_json else None,
             pass_fds=(writing,),
-            env={**os.environ, "FLATOUT_SERVE_STDIN": "held"},
             start_new_session=True,
         )
         os.close(writing)
         os.close(held)
         before = self._pass_on(child)
         try:
+            with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says so
+                os.write(ours, msgspec.json.encode(order) + b"\n")
             self._follow(reading)
             code = child.wait()
         finally:

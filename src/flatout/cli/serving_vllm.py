@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flatout.cli.options import Output
+from flatout.cli.options import Output, refuse_beside
+from flatout.cli.serving import warn_if_open
 from flatout.records.errors import (
     EXIT_DONE,
     CallerMistake,
     EnvironmentProblem,
     MissingExtra,
 )
+
+# Options of ours that vLLM has, too.
+_PASSED_ON = ("host", "port", "token", "rows", "context")
 
 
 def serve_with_vllm(
@@ -27,6 +31,8 @@ def serve_with_vllm(
         raise CallerMistake(
             "--engine vllm without --llm", expected="--llm FOLDER", remedy="flatout serve --help"
         )
+    refuse_beside("--engine vllm", ("llm", "engine", "gpu", "count", "dry_run", *_PASSED_ON))
+    warn_if_open(output, options["host"], options["token"] or os.environ.get("VLLM_API_KEY", ""))
     name, memory_bytes, gpus = _gpus(gpu, count)
     plan = vllm_plan(
         Path(llm),

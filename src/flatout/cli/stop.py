@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Output, Step, common_options
+from flatout.cli.options import Duration, Output, Step, common_options
 from flatout.records.errors import EXIT_DONE, EXIT_FINDING, CallerMistake
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, metavar="[JOB|PID]...")
 @click.option(
     "--grace",
-    type=click.FloatRange(0.0, 86400.0),
-    default=60.0,
+    type=Duration(or_none=True),
+    default="60s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long a job may take to save and end by itself.",
 )
 @click.option("--orphans", is_flag=True, help="End what dead jobs left behind, and nothing else.")
@@ -42,7 +42,7 @@ def command(output: Output, names: tuple[str, ...], grace: float, orphans: bool,
     \b
     Examples:
       flatout stop train.py
-      flatout stop 4242 --grace 300
+      flatout stop 4242 --grace 5m
       flatout stop 4242 --dry-run
       flatout stop --orphans --dry-run
       flatout stop --orphans

@@ -5,15 +5,13 @@ from pathlib import Path
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Output, common_options
+from flatout.cli.options import Output, common_options, leave_page, page_option
 
 
 @click.command("trace", short_help=COMMANDS["trace"].purpose)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Rows of each table.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Where to write a page with the picture."
-)
+@page_option
 @common_options
 def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None) -> int:
     """Where the time went, from traces that exist already.
@@ -32,17 +30,10 @@ def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None
       flatout trace --json trace.json | jq .waterfall
     """
     from flatout.analyze.trace.summary import summarize
-    from flatout.records.atomic import write_atomically
-    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.errors import EXIT_DONE
     from flatout.report.trace import draw_trace
     from flatout.report.trace_page import trace_page
 
-    if html is not None and not html.parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {str(html.parent)!r} for the page",
-            expected="a file in a folder that exists",
-            remedy="--html trace.html",
-        )
     with output.progress("reading") as progress:
         found = summarize(
             list(files), on_read=lambda done, whole: progress("reading", done // 2**20, whole // 2**20)
@@ -52,6 +43,5 @@ def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None
     else:
         draw_trace(found, output.console(), top=top)
     if html is not None:
-        write_atomically(html, trace_page(found).encode("utf-8", "replace"))
-        output.notice(f"the picture: {html}")
+        leave_page(output, html, trace_page(found))
     return EXIT_DONE

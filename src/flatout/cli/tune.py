@@ -9,7 +9,7 @@ import click
 
 from flatout.cli.commands import COMMANDS, EXIT_INTERRUPTED
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
-from flatout.cli.options import Duration, Output, Size, common_options, new_run
+from flatout.cli.options import Duration, Output, Place, Size, common_options, new_run
 from flatout.records.places import DEFAULT_PLAN
 
 if TYPE_CHECKING:
@@ -69,7 +69,14 @@ _job_argument = functools.partial(job_argument, required=False)  # with --resume
     type=click.IntRange(min=1),
     help="How many updates the whole job makes: what would not pay back within them is not chosen.",
 )
-@click.option("--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="Where to write the plan.")
+@click.option(
+    "--plan",
+    "plan_path",
+    type=Place("plan"),
+    default=DEFAULT_PLAN,
+    show_default=True,
+    help="Where to write the plan.",
+)
 @click.option(
     "--infer",
     is_flag=True,
@@ -89,7 +96,7 @@ def command(
     allow: tuple[str, ...],
     resume: str | None,
     job_steps: int | None,
-    plan_path: str,
+    plan_path: Path,
     seed: int | None,
     **job: Any,
 ) -> int:
@@ -111,7 +118,7 @@ def command(
       flatout tune --infer predict.py
       flatout tune --json train.py | jq .speedup
     """
-    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.errors import EXIT_DONE
     from flatout.report.tuning import draw_tuning
     from flatout.report.tuning_page import tuning_page
     from flatout.tune.journal import COMPARISONS_FILE
@@ -122,12 +129,6 @@ def command(
     if not words:
         raise _no_script(resume)
     insist_on_known_levers(only=only, skip=skip, allow=allow)
-    if not Path(plan_path).absolute().parent.is_dir():
-        raise CallerMistake(
-            f"there is no folder {Path(plan_path).parent}",
-            expected="a place for the plan",
-            remedy=f"mkdir -p {Path(plan_path).parent}",
-        )
     job_request = request_for(words, seed=seed, **job)
     request = TuneRequest(
         job=job_request,
@@ -150,7 +151,7 @@ def command(
                 again = past_run(folder).again(resume="latest")
                 output.notice(f"what was compared so far is kept; it goes on with: {again}")
             raise
-        tuning, text = keep(found, folder, Path(plan_path), tuning_page)
+        tuning, text = keep(found, folder, plan_path, tuning_page)
     if output.as_json:
         output.document("tune", 1, tuning)
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flatout.cli.commands import COMMANDS
-from flatout.cli.options import Output, Size, common_options
+from flatout.cli.options import Duration, Output, Size, common_options
 from flatout.records.errors import CallerMistake, MissingExtra, UnknownName
 from flatout.records.places import PROJECT_FOLDER
 
@@ -75,10 +75,10 @@ _FIRST_LOOK_S = 60.0
 @click.option("--allow-stop", is_flag=True, help="Let the key x end a job, after a question.")
 @click.option(
     "--grace",
-    type=click.FloatRange(0.0, 86400.0),
-    default=60.0,
+    type=Duration(or_none=True),
+    default="60s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="With --allow-stop: how long a job may take to save and end by itself.",
 )
 @common_options
@@ -113,7 +113,7 @@ def command(
       flatout watch --json | jq -c '.samples[] | {index, power_draw_mw}'
       flatout watch --record night.jsonl.gz --every 10
       flatout watch --replay night.jsonl.gz
-      flatout watch --allow-stop --grace 300
+      flatout watch --allow-stop --grace 5m
       flatout watch --fleet http://prometheus:9090
 
     Exits with 0; 2 when a device or option is unknown, 3 when a recording cannot be read or written or the

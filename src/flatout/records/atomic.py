@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -13,10 +14,16 @@ _REMEDY = "free some room or choose a folder that this user may write to"
 def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY, synced: bool = True) -> None:
     """Write beside `path`, sync, rename over it, sync the folder. A failure leaves no temporary file.
 
-    What is written anew every other second need not be `synced`: a disk has better things to do.
+    What is written anew every other second need not be `synced`: a disk has better things to do. A link stays
+    one, and what it points to is written; a pipe or a device takes the bytes as they are.
     """
     temporary: Path | None = None
+    wanted = path
     try:
+        if _is_no_file(path):
+            path.write_bytes(data)
+            return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         temporary = Path(name)
@@ -34,8 +41,17 @@ def write_atomically(path: Path, data: bytes, *, remedy: str = _REMEDY, synced: 
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise CannotWrite(path, error, remedy=remedy) from error
+            raise CannotWrite(wanted, error, remedy=remedy) from error
         raise
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether it is a pipe, a device or the like, in whose place no file may be put."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def ensure_writable(folder: Path, *, remedy: str) -> None:
@@ -46,6 +62,12 @@ def ensure_writable(folder: Path, *, remedy: str) -> None:
             pass
     except OSError as error:
         raise CannotWrite(folder, error, remedy=remedy) from error
+
+
+def ensure_place(path: Path, *, remedy: str) -> None:
+    """The same for a file that is to be written in the end, in a folder that exists."""
+    if not _is_no_file(path):
+        ensure_writable(Path(os.path.realpath(path)).parent, remedy=remedy)
 
 
 def sync_folder(folder: Path) -> None:

@@ -73,11 +73,11 @@ class Autopsy:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.snapshot is None and "snapshot" not in self.unknown:
-            self.unknown["snapshot"] = "it was not a GPU's memory that ran out, or it would be too large"
-        if self.report is None and "report" not in self.unknown:
-            self.unknown["report"] = "no page was made"
-        fill_reasons(self, default="too few steps, or nobody could tell")
+        reasons = {
+            "snapshot": "it was not a GPU's memory that ran out, or it would be too large",
+            "report": "no page was made",
+        }
+        fill_reasons(self, default="too few steps, or nobody could tell", reasons=reasons)
 
 
 def read_out_of_memory(folder: Path) -> OutOfMemory | None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flatout.records.errors import CorruptFile, ForeignVersion
+from flatout.records.words import as_utf8
 
 T = TypeVar("T")
 
@@ -66,15 +67,11 @@ def _finite(value: Any, path: str, reasons: dict[str, str]) -> Any:
         reasons[path] = "not a number" if math.isnan(value) else "infinite"
         return None
     if isinstance(value, dict):
-        return {_text(key): _finite(item, _join(path, _text(key)), reasons) for key, item in value.items()}
+        plain = ((as_utf8(str(key)), item) for key, item in value.items())
+        return {key: _finite(item, _join(path, key), reasons) for key, item in plain}
     if isinstance(value, list | tuple):
         return [_finite(item, _join(path, str(place)), reasons) for place, item in enumerate(value)]
-    return _text(value) if isinstance(value, str) else value
-
-
-def _text(value: Any) -> str:
-    """Bytes that are not UTF-8 reach us as lone surrogates (arguments, file names); JSON has none."""
-    return str(value).encode("utf-8", "backslashreplace").decode()
+    return as_utf8(value) if isinstance(value, str) else value
 
 
 def _join(path: str, name: str) -> str:

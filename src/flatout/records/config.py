@@ -16,9 +16,9 @@ _STEP = re.compile(r"\.([A-Za-z0-9_-]+)|\[(\d+)\]")
 
 def read_toml(path: Path, record: type[T], *, remedy: str) -> T:
     """The record that the file describes. `record` is a msgspec Struct with forbid_unknown_fields."""
-    if path.exists() and not path.is_file():
-        raise BadConfig(path, "not a file", expected="a TOML file", remedy=remedy)
     try:
+        if path.exists() and not path.is_file():
+            raise BadConfig(path, "not a file", expected="a TOML file", remedy=remedy)
         text = path.read_text(encoding="utf-8-sig")  # Windows' editors begin files with a mark
     except UnicodeDecodeError as error:
         raise BadConfig(path, "not UTF-8 text", expected="a TOML file", remedy=remedy) from error

@@ -24,15 +24,6 @@ IdleCause = Literal[
     "after_last_step",
     "unattributed",
 ]
-IDLE_CAUSES: tuple[IdleCause, ...] = (
-    "before_first_step",
-    "loader_wait",
-    "evaluation",
-    "checkpoint",
-    "stalled",
-    "after_last_step",
-    "unattributed",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

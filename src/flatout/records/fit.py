@@ -156,8 +156,8 @@ class Fit:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.least_bytes is None and "least_bytes" not in self.unknown:
-            self.unknown["least_bytes"] = "it fits, or nothing was named that it should fit into"
-        if self.report is None and "report" not in self.unknown:
-            self.unknown["report"] = "no page was made"
-        fill_reasons(self, default="the peak is reached in no line of the script")
+        reasons = {
+            "least_bytes": "it fits, or nothing was named that it should fit into",
+            "report": "no page was made",
+        }
+        fill_reasons(self, default="the peak is reached in no line of the script", reasons=reasons)

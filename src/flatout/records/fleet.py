@@ -5,9 +5,6 @@ from typing import Literal
 
 from flatout.records.unknown import fill_reasons
 
-FLEET_KIND = "fleet"
-FLEET_VERSION = 1
-
 # Whose metrics a device is known by.
 FleetSource = Literal["flatout", "dcgm-exporter"]
 # `gone`: known within the window, and told of by nobody now.

@@ -59,13 +59,8 @@ class RunIndex:
         """Put a run in, or its new state. Failing to do so is said, and loses nothing."""
         row = _entry(manifest)
 
-        def insert(database: sqlite3.Connection) -> None:
-            database.execute(
-                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", tuple(dataclasses.astuple(row))
-            )
-
         try:
-            self._with_database(insert, fallback=lambda: None)
+            self._with_database(lambda database: _insert(database, row), fallback=lambda: None)
         except ForeignVersion as error:
             self._notice(f"the run is saved, but not in the index of runs: {error.received}")
 
@@ -94,9 +89,7 @@ class RunIndex:
         for name, path in present.items():
             if known.get(name, "running") == "running":
                 for entry in self._read(path):
-                    database.execute(
-                        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry)
-                    )
+                    _insert(database, entry)
 
     def _from_folders(self) -> list[RunEntry]:
         return [entry for path in runs_under(self._root) for entry in self._read(path)]
@@ -154,9 +147,12 @@ class RunIndex:
 
 
 def status_of(run: RunFolder) -> str:
-    """As its manifest has it, or "died": "running" without its lock, it was killed before it could say so."""
+    """As its manifest has it, or "died": "running" without its lock, it was killed before it could say so.
+
+    On a disk on which nobody can tell whether the lock is held, it is as the manifest has it.
+    """
     here = run.manifest.host == platform.node()
-    died = here and run.manifest.status == "running" and not is_locked(run.path)
+    died = here and run.manifest.status == "running" and is_locked(run.path) is False
     return "died" if died else run.manifest.status
 
 
@@ -166,6 +162,10 @@ def _is_damage(error: Exception) -> bool:
         return True
     code = getattr(error, "sqlite_errorcode", None)  # Python's own errors have none
     return code == sqlite3.SQLITE_ERROR or str(error).startswith("Could not decode")
+
+
+def _insert(database: sqlite3.Connection, entry: RunEntry) -> None:
+    database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry))
 
 
 def _entry(manifest: RunManifest) -> RunEntry:

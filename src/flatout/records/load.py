@@ -66,11 +66,7 @@ class LoadOption:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A verdict that is None has the one reason, and a price the other.
-        verdicts = [name for name in ("stored", "weights", "bf16") if getattr(self, f"fits_{name}") is None]
-        close = {f"fits_{name}": "too close to say" for name in verdicts}
-        object.__setattr__(self, "unknown", {**close, **self.unknown})
-        fill_reasons(self, default="no price is known")
+        fill_reasons(self, default="too close to say", reasons={"usd_per_hour": "no price is known"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

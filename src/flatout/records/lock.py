@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.records.errors import CannotWrite, LockHeld
 
+_PATIENCE_S = 0.2
 # Descriptors of the locks that this process holds.
 _held: set[int] = set()
 
@@ -25,13 +27,11 @@ def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
     _held.add(descriptor)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(descriptor)
         except BlockingIOError:
             raise LockHeld(folder, _holder(path)) from None
         except OSError:
-            # A disk without locks (some network mounts): the folder's random name must do.
-            yield
-            return
+            pass  # A disk without locks (some network mounts): the folder's random name must do.
         # The lock is ours already; on a full disk only the name of its holder is lost.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -41,6 +41,18 @@ def folder_lock(folder: Path, *, name: str = "lock") -> Iterator[None]:
         if descriptor in _held:
             _held.discard(descriptor)
             os.close(descriptor)
+
+
+def _take(descriptor: int) -> None:
+    """Who only looks whether a lock is held holds it for a moment: that is waited for."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PATIENCE_S / 20)
 
 
 def _let_go() -> None:
@@ -53,8 +65,8 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def is_locked(folder: Path, *, name: str = "lock") -> bool:
-    """Whether a living process holds the lock of `folder`."""
+def is_locked(folder: Path, *, name: str = "lock") -> bool | None:
+    """Whether a living process holds the lock of `folder`; None where that cannot be known."""
     path = folder / name
     try:
         descriptor = os.open(path, os.O_RDONLY)  # another user's folder may be readable only
@@ -65,16 +77,35 @@ def is_locked(folder: Path, *, name: str = "lock") -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a disk without locks: nobody can hold one
+        return _is_alive(path)  # a disk without locks
     else:
         return False
     finally:
         os.close(descriptor)
 
 
+def _is_alive(path: Path) -> bool | None:
+    """By the name that the holder left; None where there is none, or it is of another machine."""
+    said = _named(path)
+    if said is None or said[1] != platform.node():
+        return None
+    try:
+        os.kill(said[0], 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
+
+
 def _holder(path: Path) -> str:
+    said = _named(path)
+    return f"process {said[0]} on {said[1]}" if said is not None else "another process"
+
+
+def _named(path: Path) -> tuple[int, str] | None:
     try:
         said = json.loads(path.read_bytes())
-        return f"process {int(said['pid'])} on {said['host']}"
+        return int(said["pid"]), str(said["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        return None

@@ -8,16 +8,17 @@ flatout.toml
 
 import dataclasses
 import json
+import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.records.atomic import write_atomically
+from flatout.records.config import read_toml
 from flatout.records.errors import BadConfig
-from flatout.records.words import with_settings
+from flatout.records.words import as_utf8, with_settings
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -104,6 +105,45 @@ class Plan:
         write_atomically(path, as_toml(self).encode())
 
 
+class _Version(msgspec.Struct):
+    version: Any = None
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True):
+    script: str
+    script_sha256: str
+    arguments: tuple[str, ...] = ()
+    device: str = ""
+    torch: str = ""
+    flatout: str = ""
+
+
+class _Measured(msgspec.Struct, forbid_unknown_fields=True):
+    run: str = ""
+    baseline_samples_per_s: float | None = None
+    samples_per_s: float | None = None
+    speedup: float | None = None
+    mfu: float | None = None
+
+
+class _Lever(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    settings: dict[str, Any] = {}
+    predicted_speedup: float | None = None
+    measured_speedup: float | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """flatout.toml, key by key."""
+
+    version: int
+    job: _Job
+    measured: _Measured = msgspec.field(default_factory=_Measured)
+    where: dict[str, tuple[str, int]] = {}
+    infer: bool = False
+    lever: tuple[_Lever, ...] = ()
+
+
 def as_toml(plan: Plan) -> str:
     """The plan as the text of its file."""
     lines = [
@@ -146,17 +186,16 @@ def as_toml(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan; a broken one is named with what is wrong in it."""
-    expected = "a plan as `flatout tune` writes it"
+    """Read a plan; of a broken one the key and the line are named."""
     remedy = "flatout tune SCRIPT   # writes a new one"
-    try:
-        plain = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        without = f"{remedy}; flatout run --as-written runs without a plan"
-        raise BadConfig(path, "there is no such file", expected=expected, remedy=without) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadConfig(path, f"cannot be read: {error}", expected=expected, remedy=remedy) from error
-    version = plain.get("version")
+    if not os.path.lexists(path):
+        raise BadConfig(
+            path,
+            "there is no such file",
+            expected="a plan as `flatout tune` writes it",
+            remedy=f"{remedy}; flatout run --as-written runs without a plan",
+        )
+    version = read_toml(path, _Version, remedy=remedy).version  # others may have other keys
     if version != PLAN_VERSION:
         raise BadConfig(
             path,
@@ -165,17 +204,14 @@ def read_plan(path: Path) -> Plan:
             remedy=f"a newer Flatout, or: {remedy}",
             key="version",
         )
-    document = {
-        "job": plain.get("job"),
-        "levers": plain.get("lever", []),
-        "where": plain.get("where", {}),
-        "infer": plain.get("infer", False),
-        **plain.get("measured", {}),
-    }
-    try:
-        return msgspec.convert(document, Plan)
-    except msgspec.ValidationError as error:
-        raise BadConfig(path, str(error), expected=expected, remedy=remedy) from error
+    found = read_toml(path, _File, remedy=remedy)
+    return Plan(
+        job=Fingerprint(**msgspec.structs.asdict(found.job)),
+        levers=tuple(Choice(**msgspec.structs.asdict(one)) for one in found.lever),
+        where=found.where,
+        infer=found.infer,
+        **msgspec.structs.asdict(found.measured),
+    )
 
 
 def _comment(choice: Choice) -> list[str]:
@@ -208,5 +244,7 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, float):
         return repr(round(value, 4))
+    if isinstance(value, str):
+        value = as_utf8(value)
     # JSON lets the one control character pass that TOML does not.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

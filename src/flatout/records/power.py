@@ -135,6 +135,8 @@ class PowerSweep:
     restored: tuple[LimitRestored, ...] = ()
     # How much the job's own pace moved between the first and the last look at the limit that was found.
     drift: float | None = None
+    # Why the sweep ended before its end, where it did.
+    ended_early: str = ""
     notes: tuple[str, ...] = ()
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 

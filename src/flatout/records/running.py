@@ -56,7 +56,7 @@ class JobRun:
     """A few figures; the steps lie in the run folder."""
 
     run: str
-    steps: int
+    steps: int | None
     exit_code: int | None
     took_s: float
     levers: tuple[str, ...]

@@ -38,7 +38,8 @@ class ServeOrder:
     target: str
     llm: bool = False
     inputs: tuple[str, ...] = ()
-    pads: dict[str, float] = dataclasses.field(default_factory=dict)
+    # As typed: JSON has no infinity, which masks are filled up with.
+    pads: dict[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""
     host: str = "127.0.0.1"
     port: int = 8000

@@ -7,6 +7,7 @@ Read and written with the standard library alone: the user's environment may hol
       arms.json                   from outside: levers to try by turns (`inside/bench.py`)
       arm.txt                     which of them is on
       waiting, turn               this run is about to train, and from outside: it may
+      stopped                     the exit code of a training that was asked to stop, and has saved
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
@@ -37,7 +38,7 @@ from typing import Any, Literal
 # Names the order's file. Its presence arms the hook; without it the hook costs one look-up.
 SESSION_VARIABLE = "FLATOUT_SESSION"
 # Beside the order: the exit code of a training that was asked to stop, and has saved.
-STOPPED_FILE = "stopped"
+ASKED_TO_STOP_FILE = "stopped"
 # "<pid>:<mark>" of the process that keeps a trial; its children end when it is gone.
 KEEPER_VARIABLE = "FLATOUT_KEEPER"
 

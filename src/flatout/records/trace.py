@@ -93,10 +93,10 @@ class CounterUse:
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.step_ms is None:
-            reasons = {"step_ms": "no trace was read beside it, or it has no kernel of this name"}
-            object.__setattr__(self, "unknown", {**reasons, **self.unknown})
-        fill_reasons(self, default="ncu did not count it, or this device has no such counter")
+        reasons = {"step_ms": "no trace was read beside it, or it has no kernel of this name"}
+        fill_reasons(
+            self, default="ncu did not count it, or this device has no such counter", reasons=reasons
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

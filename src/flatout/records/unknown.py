@@ -6,7 +6,8 @@ Records that hold readings carry a field `unknown: dict[field name, reason]` and
 
 import dataclasses
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,14 +18,18 @@ NOT_RECORDED = "not recorded"
 _SENTINELS = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 1 << 63})
 
 
-def fill_reasons(record: Any, *, default: str = NOT_RECORDED) -> None:
-    """Give every None field of a frozen record a reason, if nobody has given one.
+def fill_reasons(
+    record: Any, *, default: str = NOT_RECORDED, reasons: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Give every None field of a frozen record a reason, if nobody has given one: its own, or the default.
 
     A record that replaces another may know what that one did not: the reason goes.
     """
     empty = {field.name: getattr(record, field.name) is None for field in dataclasses.fields(record)}
     kept = {name: why for name, why in record.unknown.items() if empty.get(name, True)}
-    missing = {name: default for name, is_empty in empty.items() if is_empty and name not in kept}
+    missing = {
+        name: reasons.get(name, default) for name, is_empty in empty.items() if is_empty and name not in kept
+    }
     if missing or len(kept) < len(record.unknown):
         object.__setattr__(record, "unknown", {**kept, **missing})
 

@@ -21,7 +21,7 @@ _NEAR_SLOWDOWN_C = 5
 # Almost no room left.
 _FULL_SHARE = 0.97
 
-# Clocks that are low because nothing runs, or because somebody set them so, are limited by nothing.
+# Clocks that are low because nothing runs are limited by nothing.
 _NO_LIMIT = frozenset({"idle"})
 _LIMITS: dict[str, tuple[str, Mood]] = {
     "application_clocks": ("set clocks", "dim"),

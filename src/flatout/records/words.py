@@ -75,11 +75,18 @@ def with_settings(name: str, settings: Mapping[str, object]) -> str:
     return f"{name} ({', '.join(values)})" if values else name
 
 
-def inert(text: str) -> str:
-    """The same text on one line, with control characters shown as escapes instead of obeyed."""
+def inert(text: str, *, but: str = "") -> str:
+    """The same text on one line, with control characters, `but` these, shown as escapes instead of obeyed."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(
         character
-        if unicodedata.category(character)[0] != "C"
+        if character in but or unicodedata.category(character)[0] != "C"
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def as_utf8(text: str) -> str:
+    """Bytes that are not UTF-8 reach us as lone surrogates (arguments, file names); our files have none."""
+    return text.encode("utf-8", "backslashreplace").decode()

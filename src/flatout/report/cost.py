@@ -5,17 +5,9 @@ from rich.table import Table
 
 from flatout.records.energy import Cost, CostReport, RunCost
 from flatout.records.words import duration, percent
+from flatout.report.cost_words import CAUSES
 from flatout.report.plain import inert, line
 
-CAUSES = {
-    "before_first_step": "before the first step",
-    "loader_wait": "waiting for data",
-    "evaluation": "evaluation",
-    "checkpoint": "writing checkpoints",
-    "stalled": "standing still",
-    "after_last_step": "after the last step",
-    "unattributed": "between steps, unattributed",
-}
 _JOULES_A_KWH = 3.6e6
 
 
@@ -113,7 +105,7 @@ def _draw_unused(cost: Cost, console: Console) -> None:
     console.print(line(f"Paid and not used for steps: {unused:.3g} GPU hours ({share}{usd})", "bold"))
     for cause, hours in sorted(cost.unused_gpu_hours.items(), key=lambda one: -one[1]):
         console.print(
-            line(f"  {CAUSES[cause]:<28}{percent(hours / cost.gpu_hours):>7}   {hours:.3g} GPU hours")
+            line(f"  {CAUSES[cause]:<30}{percent(hours / cost.gpu_hours):>7}   {hours:.3g} GPU hours")
         )
     if cost.kernels_absent_gpu_hours is not None:
         idle = cost.kernels_absent_gpu_hours

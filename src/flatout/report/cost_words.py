@@ -3,7 +3,7 @@
 from flatout.records.energy import Cost, IdleCause, Throttling
 from flatout.records.words import age, duration, three_digits
 
-_CAUSES: dict[IdleCause, str] = {
+CAUSES: dict[IdleCause, str] = {
     "before_first_step": "before the first step",
     "loader_wait": "waiting for data",
     "evaluation": "evaluating",
@@ -90,6 +90,6 @@ def _unused(cost: Cost) -> list[str]:
     if not causes:
         return []
     most = sorted(causes.items(), key=lambda pair: -pair[1])
-    words = ", ".join(f"{age(hours * 3600)} {_CAUSES[cause]}" for cause, hours in most)
+    words = ", ".join(f"{age(hours * 3600)} {CAUSES[cause]}" for cause, hours in most)
     paid = f", {dollars(cost.usd_unused)}" if cost.usd_unused is not None else ""
     return [f"paid and not used: {age(sum(causes.values()) * 3600)} of GPU time{paid}: {words}"]

@@ -10,6 +10,11 @@ from flatout.report.stacks import Bar, Part, Stack, pieces
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1))
 
 
+def unit_for(highest: float) -> tuple[str, int]:
+    """What an axis up to so many bytes counts in."""
+    return next((unit, size) for unit, size in _UNITS if highest >= size or size == 1)
+
+
 def memory_picture(memory: MemoryUse) -> Stack | None:
     """One bar by owner; None where nothing is known of any."""
     owners = [
@@ -44,7 +49,7 @@ def memory_chart(timeline: Sequence[MemoryPoint]) -> Chart | None:
     if len(known) < 2:
         return None
     highest = max(point.allocated_bytes for point in known)
-    unit, size = next((unit, size) for unit, size in _UNITS if highest >= size or size == 1)
+    unit, size = unit_for(highest)
     area = {"left": 78.0, "top": 12.0, "right": 548.0, "bottom": 156.0}
     x = Axis([point.ms for point in known], area["left"], area["right"], pad=0.0)
     y = Axis([0.0, highest / size], area["bottom"], area["top"])

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from flatout.records.fit import MemoryAt
 from flatout.records.words import memory_size
 from flatout.report.charts import Axis, Chart, Dot, Shape, Tick
+from flatout.report.memory_picture import unit_for
 
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1))
 # What stays is below what comes and goes.
 KINDS = ("workspace", "parameters", "optimizer", "gradients", "activations")
 _MOST_UPDATES = 6
@@ -17,7 +17,7 @@ def memory_timeline(timeline: Sequence[MemoryAt], update_events: Sequence[int]) 
     if len(timeline) < 2 or not max(point.allocated_bytes for point in timeline):
         return None
     highest = max(timeline, key=lambda point: point.allocated_bytes)
-    unit, size = next((unit, size) for unit, size in _UNITS if highest.allocated_bytes >= size or size == 1)
+    unit, size = unit_for(highest.allocated_bytes)
     area = {"left": 78.0, "top": 24.0, "right": 512.0, "bottom": 196.0}
     events = [*(point.event for point in timeline), *update_events]
     x = Axis(events, area["left"], area["right"], pad=0.0)

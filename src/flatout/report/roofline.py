@@ -5,6 +5,7 @@ import math
 
 from flatout.records.limits import Limits
 from flatout.records.words import three_digits
+from flatout.report.charts import Tick
 from flatout.report.limits import operations
 from flatout.report.link import figures, notes, slow_words
 from flatout.report.page import environment
@@ -36,14 +37,6 @@ class Roof:
     ridge: str
     label: str
     label_y: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """A line of the grid, with its label."""
-
-    at: float
-    label: str
 
 
 class Plot:

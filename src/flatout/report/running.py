@@ -24,7 +24,8 @@ def words_before(plan: Plan, differences: Sequence[str]) -> list[str]:
 
 def draw_run(done: JobRun, console: Console) -> None:
     """A few lines."""
-    parts = [f"{done.steps:,} steps in {done.took_s:.0f} s"]
+    steps = f"{done.steps:,} steps" if done.steps is not None else "an unknown number of steps"
+    parts = [f"{steps} in {done.took_s:.0f} s"]
     if done.samples_per_s is not None:
         rate = f"{three_digits(done.samples_per_s)} samples/s"
         if done.promised_samples_per_s:
@@ -72,10 +73,17 @@ def draw_run(done: JobRun, console: Console) -> None:
         console.print(line(f"flatout: memory history, for pytorch.org/memory_viz: {inert(path)}"))
     for lever, reason in done.dropped_levers.items():
         console.print(line(f"flatout: dropped {lever}: {inert(reason)}"))
+    for note in done.notes:
+        console.print(line(f"flatout: note: {inert(note)}"))
 
 
 def _protection(done: JobRun, found: Protected) -> str:
-    """Whether the work is safe, and what to do next."""
+    """Whether the work is safe, what is not, and what to do next."""
+    left_out = f"; not saved: {', '.join(found.left_out)}" if found.left_out else ""
+    return _whether_safe(done, found) + left_out
+
+
+def _whether_safe(done: JobRun, found: Protected) -> str:
     if found.problem:
         return f"protection: {found.problem}"
     if done.exit_code == 0:

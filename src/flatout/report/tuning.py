@@ -1,11 +1,14 @@
 """`tune` for a terminal: from baseline to best, lever by lever; what was tried; why it learns the same."""
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 
 from flatout.records.places import DEFAULT_PLAN
 from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, percent, three_digits, with_settings
+from flatout.report.figures import milliseconds, times
 from flatout.report.plain import inert, is_narrow, line
 
 _BAR = 24
@@ -64,10 +67,10 @@ def _draw_ladder(tuning: Tuning, console: Console) -> None:
 
 def _cells(rung: Rung, *, is_lever: bool) -> dict[str, str]:
     return {
-        "a step": _ms(rung.step_ms),
-        "predicted": _times(rung.predicted),
-        "gain": _times(rung.gain) if is_lever else "",
-        "in all": _times(rung.speedup),
+        "a step": milliseconds(rung.step_ms),
+        "predicted": times(rung.predicted),
+        "gain": times(rung.gain) if is_lever else "",
+        "in all": times(rung.speedup),
         "samples/s": three_digits(rung.samples_per_s) if rung.samples_per_s is not None else "",
         "MFU": percent(rung.mfu) if rung.mfu is not None else "",
     }
@@ -82,7 +85,7 @@ def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:
     for trial in sorted(tried, key=lambda one: list(_STYLES).index(one.verdict)):
         style = _STYLES[trial.verdict]
         name = with_settings(trial.lever, trial.settings)
-        cells = [name, trial.verdict, _times(trial.predicted_speedup), _times(trial.measured_speedup)]
+        cells = [name, trial.verdict, times(trial.predicted_speedup), times(trial.measured_speedup)]
         table.add_row(*(line(cell, style) for cell in [*cells, inert(trial.reason)]))
     if tried:
         console.print(table)
@@ -125,7 +128,7 @@ def _endings(tuning: Tuning) -> list[str]:
         ratios = [f"{name} {one.measured_over_predicted:.2f} ({one.trials})" for name, one in off.items()]
         found.append(f"measured over predicted here so far (trials): {', '.join(ratios)}")
     if tuning.plan:
-        given = "" if tuning.plan == DEFAULT_PLAN else f" --plan {tuning.plan}"
+        given = "" if tuning.plan == DEFAULT_PLAN else f" --plan {shlex.quote(tuning.plan)}"
         found.append(f"plan: {tuning.plan}; `flatout run{given}` runs the job with it")
     return found
 
@@ -137,7 +140,7 @@ def _compiled(tuning: Tuning) -> int:
 
 
 def _pace(pace: Pace) -> str:
-    parts = [f"{_ms(pace.step_ms)} a step"]
+    parts = [f"{milliseconds(pace.step_ms)} a step"]
     if pace.samples_per_s is not None:
         parts.append(f"{three_digits(pace.samples_per_s)} samples/s")
     if pace.mfu is not None:
@@ -147,11 +150,3 @@ def _pace(pace: Pace) -> str:
     if pace.peak_bytes is not None:
         parts.append(memory_size(pace.peak_bytes))
     return ", ".join(parts)
-
-
-def _times(value: float | None) -> str:
-    return f"{value:.2f}x" if value is not None else ""
-
-
-def _ms(value: float) -> str:
-    return f"{three_digits(value)} ms"

@@ -19,7 +19,7 @@ from flatout.report.charts import (
     labelled,
     positive,
 )
-from flatout.report.figures import times
+from flatout.report.figures import milliseconds, times
 from flatout.report.guard_evidence import evidence_lines, loss_charts
 from flatout.report.page import environment
 
@@ -103,7 +103,7 @@ def waterfall(tuning: Tuning) -> list[Bar]:
     def bar(kind: str, name: str, ms: float, before: float, gain: str, total: str) -> Bar:
         left = min(BAR_SPAN, max(_THINNEST, round(BAR_SPAN * _length(ms) / longest, 2)))
         gone = max(0.0, round(BAR_SPAN * before / longest - left, 2))
-        return Bar(kind, name, left, gone, _time(ms), gain, total)
+        return Bar(kind, name, left, gone, milliseconds(ms), gain, total)
 
     bars = [bar("written", "as written", tuning.baseline.step_ms, 0.0, "", times(1.0) if has_gain else "")]
     before = written
@@ -127,7 +127,7 @@ def _length(ms: float) -> float:
 
 def _rows(tuning: Tuning) -> list[Row]:
     return [
-        _row(tuning, "a step", "step_ms", _time, relative=True),
+        _row(tuning, "a step", "step_ms", milliseconds, relative=True),
         _row(tuning, "samples/s", "samples_per_s", three_digits, relative=True),
         _row(tuning, "MFU", "mfu", percent, relative=False),
         _row(tuning, "time in which some kernel ran", "gpu_busy_share", percent, relative=False),
@@ -254,13 +254,6 @@ def _go_on(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 # Numbers and text
-
-
-def _time(ms: float) -> str:
-    """A step's time: milliseconds, unless another unit reads better."""
-    if not math.isfinite(ms) or ms < 0:
-        return "unknown"
-    return f"{three_digits(ms)} ms" if 1 <= ms < 9999.5 else duration(ms / 1000)
 
 
 def _span(seconds: float) -> str:

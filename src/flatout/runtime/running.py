@@ -14,7 +14,7 @@ from typing import Any
 
 from flatout.records.hang import Hang
 from flatout.records.running import Alarm
-from flatout.records.session import STOPPED_FILE, Order
+from flatout.records.session import ASKED_TO_STOP_FILE, Order
 from flatout.runtime.alarms import told
 from flatout.runtime.aside import start_aside
 from flatout.runtime.command import JobCommand
@@ -81,7 +81,7 @@ def run_to_the_end(
             command.words, env=variables, stdout=sys.stderr.fileno() if output_to_stderr else None
         )
         passed_on.begin(child)
-        code = _told(child.wait(), path.with_name(STOPPED_FILE))
+        code = _told(child.wait(), path.with_name(ASKED_TO_STOP_FILE))
     took_s = time.monotonic() - began
     killed = tuple(end_workers_left_by(str(path)))
     return Ending(

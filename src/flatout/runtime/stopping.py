@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flatout.records.session import SESSION_VARIABLE, STOPPED_FILE
+from flatout.records.session import ASKED_TO_STOP_FILE, SESSION_VARIABLE
 from flatout.runtime.meeting import store_of_ranks, words_of_this_life
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
@@ -34,7 +34,7 @@ class Stopped(SystemExit):
         order = os.environ.get(SESSION_VARIABLE)
         if order:  # `flatout run` sees of torchrun only that a rank has failed
             with contextlib.suppress(OSError):
-                Path(order).with_name(STOPPED_FILE).write_text(str(code))
+                Path(order).with_name(ASKED_TO_STOP_FILE).write_text(str(code))
 
 
 class Stop:

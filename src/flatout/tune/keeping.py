@@ -13,21 +13,24 @@ from flatout.tune.result import Found
 def keep(
     found: Found, folder: RunFolder, plan_path: Path, draw_page: Callable[[Tuning], str]
 ) -> tuple[Tuning, str]:
-    """Write everything; the document with the places of the rest, and the patch as text."""
-    tuning, patch = found.tuning, ""
-    made: dict[str, str] = {}
+    """Write everything; the document with the places of the rest, and the patch as text.
+
+    The document comes first: a plan or a page that cannot be written must not cost a tuning.
+    """
+    page, patch = folder.path / "report.html", ""
+    tuning = dataclasses.replace(found.tuning, report=str(page))
+    if found.plan is not None:
+        tuning = dataclasses.replace(tuning, plan=str(plan_path))
+    folder.write("tune", 1, tuning)
     if found.plan is not None:
         from flatout.tune.patching import as_text  # only a plan needs libcst, which takes its time
 
         found.plan.write(plan_path)
-        made["plan"] = str(plan_path)
         patch = as_text(found.plan, Path.cwd())
         if patch:
-            made["patch"] = str(folder.path / "flatout.patch")
-            Path(made["patch"]).write_text(patch)
-    made["report"] = str(folder.path / "report.html")
-    unknown = {name: why for name, why in tuning.unknown.items() if name not in made}
-    tuning = dataclasses.replace(tuning, unknown=unknown, **made)  # type: ignore[arg-type]
-    write_atomically(Path(made["report"]), draw_page(tuning).encode("utf-8", "replace"))
-    folder.write("tune", 1, tuning)
+            place = folder.path / "flatout.patch"
+            write_atomically(place, patch.encode("utf-8", "surrogateescape"))
+            tuning = dataclasses.replace(tuning, patch=str(place))
+            folder.write("tune", 1, tuning)
+    write_atomically(page, draw_page(tuning).encode("utf-8", "replace"))
     return tuning, patch

@@ -53,12 +53,18 @@ def _why_not_again(done: JobRun, before: JobRun | None, life: int, retries: Retr
         return ""  # somebody wanted it to end
     if life > retries.most:
         return f"it {_how(done)}, and was started {life} times: no more"
-    if before is not None and _came_to(done) <= _came_to(before) and _how(done) == _how(before):
+    if before is not None and _how(done) == _how(before) and _is_no_further(done, before):
         return f"it {_how(done)} twice without coming further: starting it again would not help"
     return None
 
 
-def _came_to(done: JobRun) -> int:
+def _is_no_further(done: JobRun, before: JobRun) -> bool:
+    """Where it is not known how far they came, another life may come further."""
+    now, then = _came_to(done), _came_to(before)
+    return now is not None and then is not None and now <= then
+
+
+def _came_to(done: JobRun) -> int | None:
     """How far it came, over all its lives."""
     saved = done.protection.saved_at if done.protection is not None else None
     return saved if saved is not None else done.steps

@@ -91,7 +91,7 @@ def _bare(plan: Plan, run: str, ending: Ending, note: str) -> JobRun:
     """What is known without a look at its steps."""
     return JobRun(
         run=run,
-        steps=0,
+        steps=None,
         exit_code=ending.exit_code,
         signal=ending.signal,
         took_s=ending.took_s,
@@ -102,6 +102,7 @@ def _bare(plan: Plan, run: str, ending: Ending, note: str) -> JobRun:
         asked=ending.asked,
         ended_workers=ending.killed_workers,
         notes=(note,),
+        unknown={"steps": note},
     )
 
 

@@ -11,6 +11,17 @@ from flatout.records.plan import Choice, Plan
 from flatout.tune.batching import BATCH_SIZE
 
 _SWITCHES = ("pin_memory", "persistent_workers", "drop_last", "in_order")
+# Whose names do not begin with `_`; those are the lever's own. `batch-size` has the script's own options.
+_LOADER = ("num_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "loader": (*_SWITCHES, *_LOADER),
+    "compile": ("mode",),
+    "cpu-threads": ("threads",),
+    "sdpa-backend": ("first",),
+    "activation-budget": ("budget",),
+    "activation-offload": ("share",),
+    "block-checkpointing": ("share",),
+}
 _COUNTS = {"num_workers": 0, "prefetch_factor": 1, "threads": 1, "loader": 1}
 
 
@@ -42,6 +53,8 @@ def sound(plan: Plan, path: Path) -> tuple[Plan, list[str]]:
 
 def _expected(choice: Choice, name: str, value: Any) -> str:
     """What should stand there, or nothing where it does."""
+    if choice.id != BATCH_SIZE and not name.startswith("_") and name not in _KNOWN.get(choice.id, ()):
+        return f"one of: {', '.join(_KNOWN[choice.id])}" if choice.id in _KNOWN else "no settings"
     is_count = isinstance(value, int) and not isinstance(value, bool)
     if choice.id == "compile" and name == "mode":
         return "" if value in MODES else f"one of: {', '.join(MODES)}"

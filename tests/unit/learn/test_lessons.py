@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flatout.learn.catalogue import BY_ID, LESSONS, chosen, entries
 from flatout.learn.jobs.ranks import RankCount
 from flatout.learn.killing import Killed
 from flatout.learn.lesson import Setting
+from flatout.learn.lessons import bound
 from flatout.learn.lessons.bound import BoundMeasured, RowsPoint
 from flatout.learn.lessons.kill import KillMeasured
 from flatout.learn.lessons.launch import CallPoint, LaunchMeasured
@@ -224,3 +226,12 @@ def test_one_lesson_is_the_one_to_start_with() -> None:
 def test_an_unknown_figure_needs_a_reason() -> None:
     with pytest.raises(ValueError, match="nobody says why"):
         LearnFigure(name="launch", value=None, unit="s")
+
+
+@pytest.mark.parametrize(("cache_mib", "width"), [(0, 8192), (50, 8192), (126, 16384), (512, 16384)])
+def test_the_matrix_of_a_gpu_is_larger_than_its_cache(cache_mib: int, width: int) -> None:
+    """As on an H100, whose second-level cache has 50 MiB, and a B200 with 126."""
+    properties = SimpleNamespace(L2_cache_size=cache_mib << 20)
+    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _device: properties))
+    bench = SimpleNamespace(on_cpu=False, torch=torch, device="cuda:0")
+    assert bound._width(bench) == width  # type: ignore[arg-type]

@@ -168,7 +168,8 @@ def test_a_gpu_lost_midway_leaves_the_other_restored(bench: Bench) -> None:
 
     bench.midway = lose
     found, _ = bench.sweep()
-    assert "ended early" in found.notes[0]
+    assert found.ended_early
+    assert found.notes[0] == f"the sweep ended early: {found.ended_early}"
     assert bench.machine.limit_mw(0) == FOUND_MW
     assert [one.outcome for one in found.restored] == ["restored", "failed"]
     bench.machine.heal_file()

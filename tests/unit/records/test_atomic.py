@@ -286,3 +286,34 @@ def test_the_files_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
 def test_ensure_writable_makes_the_folder_and_leaves_it_empty(tmp_path: Path) -> None:
     ensure_writable(tmp_path / "new" / "folder", remedy="none")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    for target in ("there.toml", "not-yet.toml"):
+        link = tmp_path / target
+        link.symlink_to(Path("shared") / target)
+    (tmp_path / "shared" / "there.toml").write_bytes(b"old")
+    for target in ("there.toml", "not-yet.toml"):
+        write_atomically(tmp_path / target, b"new")
+        assert (tmp_path / target).is_symlink()
+        assert (tmp_path / "shared" / target).read_bytes() == b"new"
+    assert sorted(entry.name for entry in (tmp_path / "shared").iterdir()) == ["not-yet.toml", "there.toml"]
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(CannotWrite):
+        write_atomically(tmp_path / "a", b"x")
+
+
+def test_a_pipe_takes_the_bytes_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, b"page")
+    assert os.read(reading, 99) == b"page"
+    os.close(reading)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]

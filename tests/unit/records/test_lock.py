@@ -130,7 +130,23 @@ def test_on_a_full_disk_the_lock_still_holds(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_bytes() == b"", "the disk was really full"
 
 
-def test_a_disk_without_locks_lets_the_run_go_on_and_nobody_counts_as_holder(
+def test_who_only_looks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look holds the lock for a moment."""
+    real, refused = fcntl.flock, []
+
+    def looked_at(descriptor: int, operation: int) -> None:
+        if not refused:
+            refused.append(operation)
+            raise BlockingIOError
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", looked_at)
+    with folder_lock(tmp_path):
+        assert is_locked(tmp_path)
+    assert len(refused) == 1
+
+
+def test_a_disk_without_locks_lets_the_run_go_on_and_its_holder_is_known_by_its_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[int] = []
@@ -143,6 +159,13 @@ def test_a_disk_without_locks_lets_the_run_go_on_and_nobody_counts_as_holder(
     inside = False
     with folder_lock(tmp_path):
         inside = True
-        assert not is_locked(tmp_path)
+        assert is_locked(tmp_path)
     assert inside
     assert len(refused) == 2
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for host, pid, expected in ((platform.node(), ended.pid, False), ("elsewhere", os.getpid(), None)):
+        (tmp_path / "lock").write_text(json.dumps({"pid": pid, "host": host}))
+        assert is_locked(tmp_path) is expected
+    (tmp_path / "lock").write_text("")
+    assert is_locked(tmp_path) is None

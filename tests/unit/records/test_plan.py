@@ -66,16 +66,30 @@ def test_whatever_words_a_job_has_they_survive(settings: dict, script: str, argu
     assert plain["lever"][0].get("settings", {}) == settings
 
 
+HEAD = "version = 1\n[job]\nscript = 'a'\nscript_sha256 = ''\n"
+
+
+def test_bytes_that_are_no_text_do_not_cost_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "flatout.toml"
+    plan(job=dataclasses.replace(JOB, arguments=("--data", "/d/\udcff"))).write(path)
+    assert read_plan(path).job.arguments == ("--data", "/d/\\udcff")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("version = ", "cannot be read"),
+        ("version = ", "not TOML"),
         ("version = 7\n[job]\n", "version 7"),
         ("[job]\nscript = 'x'", "version None"),
         ("version = 1\n", "job"),
-        ("version = 1\n[job]\nscript = 3\nscript_sha256 = ''\n", "script"),
-        ("version = 1\n[job]\nscript = 'a'\nscript_sha256 = ''\n[[lever]]\nname = 'bf16'\n", "id"),
-        ("version = 1\nlever = 3\n[job]\nscript = 'a'\nscript_sha256 = ''\n", "levers"),
+        ("version = 1\n[job]\nscript = 3\nscript_sha256 = ''\n", "line 3, key 'script'"),
+        (f"{HEAD}[[lever]]\nname = 'bf16'\n", "line 6, key 'name': unknown key"),
+        (f"{HEAD}[[lever]]\nsettings = {{}}\n", "the key 'id'"),
+        (f"{HEAD}[[levers]]\nid = 'bf16'\n", "line 5, key 'levers': unknown key\n.*\n.*'lever'"),
+        (f"{HEAD}[[lever]]\nid = 'loader'\nsetings = {{ num_workers = 8 }}\n", "line 7, key 'setings'"),
+        (f"{HEAD}[[lever]]\nid = 'bf16'\n[[lever]]\nid = 5\n", "line 8, key 'id': Expected `str`"),
+        (f"lever = 3\n{HEAD}", "line 1, key 'lever'"),
+        (f"measured = 3\n{HEAD}", "line 1, key 'measured'"),
     ],
 )
 def test_a_broken_plan_is_refused_with_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:

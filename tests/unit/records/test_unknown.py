@@ -162,3 +162,12 @@ def test_only_keeps_what_is_tolerated() -> None:
 
     assert kept.read("field", fail) is None
     assert kept.unknown == {"field": "told"}
+
+
+def test_a_field_has_its_own_reason_and_none_without_need() -> None:
+    from flatout.records.load import LoadOption
+
+    made = LoadOption(gpu="l4", memory_bytes=1, fits_stored=None, fits_weights=True, fits_bf16=True)
+    assert made.unknown == {"fits_stored": "too close to say", "usd_per_hour": "no price is known"}
+    known = dataclasses.replace(made, usd_per_hour=0.8)
+    assert known.unknown == {"fits_stored": "too close to say"}

@@ -12,6 +12,7 @@ from flatout.monitor.fleet.actions import ranked_actions
 from flatout.monitor.fleet.device_findings import device_findings
 from flatout.monitor.fleet.job_findings import job_findings
 from flatout.records.codec import encode
+from flatout.records.errors import EnvironmentProblem
 from flatout.records.fleet import Fleet, FleetDevice, FleetJob, FleetRank, FleetWaste
 from flatout.report.fleet import draw_fleet, fleet_screen
 from flatout.report.fleet_page import fleet_map, fleet_page, waste_picture
@@ -197,3 +198,17 @@ def test_into_a_pipe_one_screen_follows_the_other() -> None:
     text = terminal(lambda console: watch_fleet(fleet, console, 0.001, looks=2))
     assert text.count("4 machines, 32 GPUs") == 2
     assert "\x1b" not in text
+
+
+def test_into_a_pipe_a_server_that_goes_away_leaves_the_last_view() -> None:
+    answers = iter((fleet(), None, fleet()))
+
+    def look() -> Fleet:
+        seen = next(answers)
+        if seen is None:
+            raise EnvironmentProblem("no answer", expected="one", remedy="wait")
+        return seen
+
+    text = terminal(lambda console: watch_fleet(look, console, 0.001, looks=3))
+    assert text.count("4 machines, 32 GPUs") == 3
+    assert text.count("no answer (0 s ago was the last answer)") == 1

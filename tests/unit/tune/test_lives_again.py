@@ -11,7 +11,7 @@ ENDED = JobRun(run="r", steps=10, exit_code=0, took_s=1.0, levers=(), dropped_le
 
 
 def ended(
-    code: int | None, *, steps: int = 10, signal: int | None = None, asked: int | None = None
+    code: int | None, *, steps: int | None = 10, signal: int | None = None, asked: int | None = None
 ) -> JobRun:
     return dataclasses.replace(ENDED, exit_code=code, steps=steps, signal=signal, asked=asked)
 
@@ -49,3 +49,8 @@ def test_no_more_than_was_allowed() -> None:
     done, pauses, told = lived(2, *(ended(1, steps=number) for number in range(1, 9)))
     assert (done.lives, len(pauses)) == (3, 2)
     assert told[-1].endswith("no more")
+
+
+def test_lives_of_which_nobody_knows_how_far_they_came_are_not_held_to_stand_still() -> None:
+    done, pauses, _ = lived(2, ended(1, steps=None), ended(1, steps=None), ended(0))
+    assert (done.exit_code, pauses) == (0, [1, 2])

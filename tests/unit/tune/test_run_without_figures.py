@@ -26,3 +26,5 @@ def test_figures_that_cannot_be_made_change_no_exit_code(
     done = run_job(plan, command, "r", tmp_path / "r")
     assert done.exit_code == code
     assert done.notes == ("its figures are missing: ValueError: not a number",)
+    assert done.steps is None, "what is not known is not nothing"
+    assert done.unknown["steps"] == done.notes[0]

@@ -50,6 +50,8 @@ def test_what_tuning_writes_is_sound(lever: str, settings: dict[str, Any]) -> No
         ("compile", "mode", "fast", "one of: default, reduce-overhead"),
         ("batch-size", "--batch-size", 0, "a whole number, 1 or more"),
         ("cpu-threads", "threads", 1.5, "a whole number, 1 or more"),
+        ("compile", "modee", "default", "one of: mode"),
+        ("bf16", "mode", "default", "no settings"),
     ],
 )
 def test_what_is_no_setting_is_refused(lever: str, name: str, value: Any, expected: str) -> None:

@@ -4,7 +4,6 @@ Names in documents come from scripts, traces and other people's processes. Contr
 and invisible text (directions, tags) are shown as escapes.
 """
 
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 
 from flatout.records.atomic import write_atomically
 from flatout.records.errors import FlatoutError
+from flatout.records.words import inert
 
 _LAYOUT = "\n\t"
 _SHORTEST_LIST = 3
@@ -26,23 +26,12 @@ def harmless(value: Any, depth: int = 0) -> Any:
     if depth > _DEEPEST:
         return "..."
     if isinstance(value, str):
-        return _visible(value)
+        return inert(value, but=_LAYOUT)
     if isinstance(value, list):
         return [harmless(one, depth + 1) for one in value]
     if isinstance(value, dict):
-        return {_visible(str(name)): harmless(one, depth + 1) for name, one in value.items()}
+        return {inert(str(name), but=_LAYOUT): harmless(one, depth + 1) for name, one in value.items()}
     return value
-
-
-def _visible(text: str) -> str:
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        one
-        if one in _LAYOUT or unicodedata.category(one)[0] != "C"
-        else one.encode("unicode_escape", "backslashreplace").decode()
-        for one in text
-    )
 
 
 def bounded(document: dict[str, Any], most_bytes: int, folder: Path, name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _TAIL_BYTES = 4096
 _STILL_HERE_S = 5.0
 _AFTER_KILL_S = 10.0
 _PAUSE_S = 0.05
+_LAST_WORDS_S = 1.0
 _PAUSE_BETWEEN_WORDS_S = 1.0
 
 
@@ -103,13 +104,17 @@ async def _followed(process: anyio.abc.Process, reading: int, tell: Tell) -> End
     output, tail = bytearray(), bytearray()
     too_long = False
 
-    async def take_tail(stream: anyio.abc.ByteReceiveStream) -> None:
-        async for piece in stream:
+    said_all = anyio.Event()
+
+    async def take_tail() -> None:
+        assert process.stderr is not None
+        async for piece in process.stderr:
             tail.extend(piece)
             del tail[:-_TAIL_BYTES]
+        said_all.set()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(take_tail, process.stderr)
+        group.start_soon(take_tail)
         group.start_soon(_tell_progress, reading, tell)
         async for piece in process.stdout:
             output.extend(piece)
@@ -118,6 +123,8 @@ async def _followed(process: anyio.abc.Process, reading: int, tell: Tell) -> End
                 break
         if not too_long:
             await process.wait()
+            with anyio.move_on_after(_LAST_WORDS_S):  # who it left behind may hold the pipe open
+                await said_all.wait()
         group.cancel_scope.cancel()
     last_words = tail.decode(errors="replace")
     return Ended(process.returncode or 0, bytes(output), last_words, too_long=too_long)

@@ -142,7 +142,7 @@ def _described(tool: Tool) -> types.Tool:
             read_only_hint=tool.reads_only,
             destructive_hint=tool.name in ("stop", "run"),
             idempotent_hint=tool.name in ("explain", "gpus", "report"),
-            open_world_hint=False,
+            open_world_hint=tool.runs_a_script,
         ),
     )
 

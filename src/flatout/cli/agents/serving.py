@@ -14,6 +14,7 @@ import click
 from mcp.server.stdio import stdio_server
 
 from flatout.cli.agents.server import Agents, log_to_stderr
+from flatout.cli.commands import EXIT_INTERRUPTED
 from flatout.records.errors import EXIT_DONE, CallerMistake, EnvironmentProblem
 
 _HOST = "127.0.0.1"
@@ -70,7 +71,7 @@ def serve_http(agents: Agents, port: int, token_file: Path | None) -> int:
     try:
         uvicorn.Server(configuration).run(sockets=[listening])
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     return EXIT_DONE
 
 

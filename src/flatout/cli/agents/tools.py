@@ -83,8 +83,13 @@ class Tool:
 
     @property
     def reads_only(self) -> bool:
-        """Whether nothing that it can be asked for needs leave."""
-        return self.needs is _harmless
+        """Whether nothing that it can be asked for needs leave, and no script runs, which may do anything."""
+        return self.needs is _harmless and not self.runs_a_script
+
+    @property
+    def runs_a_script(self) -> bool:
+        """One of the agent's choice."""
+        return self.more[:2] == _SCRIPT[:2]
 
     @property
     def says(self) -> str:
@@ -95,7 +100,7 @@ class Tool:
 
     def words(self, given: Mapping[str, Any], root: Root, python: str | None) -> list[str]:
         """The command line behind `flatout`."""
-        if self.more[:2] == _SCRIPT[:2]:
+        if self.runs_a_script:
             self._insist_on_one_job(given)
         asked = [f"--python={python}"] if python and self.own_python else []
         asked += ["--module"] if given.get("module") is not None else []

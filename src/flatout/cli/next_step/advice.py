@@ -42,7 +42,7 @@ class Here:
 
     def command(self, name: str, job: str) -> str:
         """A command with a job, under the Python that has torch."""
-        python = f" --python {self.machine.python}" if self.machine.python else ""
+        python = f" --python {shlex.quote(self.machine.python)}" if self.machine.python else ""
         return f"flatout {name}{python} {job}"
 
 
@@ -64,7 +64,7 @@ def _all(here: Here) -> Iterator[Suggestion]:
         yield Suggestion(command="flatout doctor", why=f"GPUs cannot be read: {here.machine.problems[0]}")
     if here.machine.torch is None and (here.scripts or here.runs):
         yield Suggestion(
-            command=f"{sys.executable} -m pip install 'torch>=2.10'",
+            command=f"{shlex.quote(sys.executable)} -m pip install 'torch>=2.10'",
             why="this Python has no torch; another one that has is named with --python PATH",
         )
     if here.checkpoint is not None:
@@ -75,7 +75,9 @@ def _all(here: Here) -> Iterator[Suggestion]:
         yield from _under_the_plan(here.plan, here)
     yield from _for_scripts(here)
     if here.model:
-        yield Suggestion(command=f"flatout fit --load {here.model}", why="what loading this model takes")
+        yield Suggestion(
+            command=f"flatout fit --load {shlex.quote(here.model)}", why="what loading this model takes"
+        )
     yield from _for_the_machine(here)
 
 

@@ -21,6 +21,7 @@ from flatout.records.next_step import CheckpointHere, RunHere, RunOutcome
 from flatout.records.running import JobRun
 from flatout.records.runs import RunFolder, runs_under
 from flatout.records.tuning import ENDED_BY_CTRL_C, Tuning
+from flatout.records.words import age
 from flatout.runtime.checkpoint.store import checkpoints
 from flatout.runtime.command import JobCommand, job_command
 from flatout.runtime.jobs_here import Job, jobs_in
@@ -160,7 +161,7 @@ def _outcome(run: PastRun) -> tuple[RunOutcome, str]:
 
 def _outcome_of_a_job(folder: RunFolder) -> tuple[RunOutcome, str]:
     job = folder.read("job", 1, JobRun)
-    after = f"after {job.steps} updates"
+    after = f"after {job.steps} updates" if job.steps is not None else f"after {age(job.took_s)}"
     if job.exit_code == 0:
         return "done", f"it ended well {after}"
     if "autopsy" in folder.manifest.documents:

@@ -57,7 +57,7 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
     events.tell("stage", name="loading the model")
     leave_a_core()
     served = load(order.target, order.inputs, order.device)
-    runner = Runner(served, order.pads)
+    runner = Runner(served, {name: float(value) for name, value in order.pads.items()})
     events.tell("stage", name="looking whether batches leave answers as they are")
     proof = prove(runner)
     sizing = sized(

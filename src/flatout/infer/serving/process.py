@@ -1,4 +1,6 @@
-"""The serving process: python -m flatout.infer.serving.process ORDER
+"""The serving process: python -m flatout.infer.serving.process
+
+Its order is the first line of its standard input: it may hold a token, and anybody can read command lines.
 
 Listens first, so that it can be asked how it is doing; then loads, proves and measures the model in a
 thread; then is ready. SIGTERM and SIGINT: nothing new is accepted, everything accepted is answered, and it
@@ -196,8 +198,6 @@ _OWN: list[metrics.Metric] = [
 
 def _when_left_alone(loop: asyncio.AbstractEventLoop, told: asyncio.Event) -> None:
     """Whoever started this holds the other end of its input: with them gone, it ends in good order."""
-    if os.environ.get("FLATOUT_SERVE_STDIN") != "held":
-        return
 
     def listen() -> None:
         with contextlib.suppress(OSError):
@@ -217,9 +217,9 @@ def _prepared(order: ServeOrder, events: Events, loop: asyncio.AbstractEventLoop
     return prepare(order, events, loop)
 
 
-def main(text: str) -> int:
+def main() -> int:
     """Serve as ordered; errors are told as events, and by the exit code."""
-    order = msgspec.json.decode(text.encode(), type=ServeOrder)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeOrder)
     events = Events(order.events_fd)
     try:
         import uvloop
@@ -246,4 +246,4 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -8,7 +8,7 @@ from flatout.learn.bench import Bench
 from flatout.learn.lesson import Lesson, Setting
 from flatout.learn.rungs import core_bandwidth
 from flatout.learn.saying import paragraphs, rated_rows
-from flatout.limits.memory import cpu_cache_bytes
+from flatout.limits.memory import cpu_cache_bytes, device_cache_bytes
 from flatout.records.errors import ChildFailed
 from flatout.records.learn import (
     Advice,
@@ -23,14 +23,14 @@ from flatout.records.learn import (
 from flatout.records.rated import Dtype
 from flatout.records.words import byte_rate, duration, flop_rate, percent, three_digits
 
-_CPU_WIDTH, _LARGE_CACHE_WIDTH, _GPU_WIDTH = 4096, 8192, 8192
+_CPU_WIDTH, _LARGE_CACHE_WIDTH = 4096, 8192
 _LARGE_CACHE_BYTES = 48 << 20
+_GPU_WIDTHS = (8192, 16384)
+_HALF_BYTES = 2
 _CPU_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _CORE_SIDE = 1024
 _TURNS = 3
 _GPU_ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# A time within this of the first row's is "the same".
-_SAME = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,7 @@ class BoundMeasured:
 def measure(bench: Bench) -> BoundMeasured:
     """Multiply more and more rows with one large matrix that no cache holds."""
     dtype: Dtype = "fp32" if bench.on_cpu else _half(bench)
-    width = _GPU_WIDTH
-    if bench.on_cpu:
-        width = _LARGE_CACHE_WIDTH if cpu_cache_bytes() > _LARGE_CACHE_BYTES else _CPU_WIDTH
+    width = _width(bench)
     with bench.torch.inference_mode(), bench.one_core():
         peak, bandwidth = _core_ceilings(bench) if bench.on_cpu else _ceilings(bench, dtype)
         points = tuple(_products(bench, dtype, width))
@@ -84,6 +82,14 @@ def measure(bench: Bench) -> BoundMeasured:
         memory_bytes_per_s=max(bandwidth, *(one.moved_bytes / one.seconds for one in (addition, points[0]))),
         peak_flops_per_s=max([peak, *(point.flops_per_s for point in points)]),
     )
+
+
+def _width(bench: Bench) -> int:
+    """Of a matrix well beyond the cache: on a GPU, of at least twice its size."""
+    if bench.on_cpu:
+        return _LARGE_CACHE_WIDTH if cpu_cache_bytes() > _LARGE_CACHE_BYTES else _CPU_WIDTH
+    cache = device_cache_bytes(bench.torch, bench.device)
+    return next((one for one in _GPU_WIDTHS if one * one * _HALF_BYTES >= 2 * cache), _GPU_WIDTHS[-1])
 
 
 def _ceilings(bench: Bench, dtype: Dtype) -> tuple[float, float]:

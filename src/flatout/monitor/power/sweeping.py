@@ -49,13 +49,14 @@ class Sweep:
     def run(self, devices: Sequence[PowerNow]) -> PowerSweep:
         """Sweep, and choose. Raises PowerRefused where the first device's limit may not be set."""
         self._limits = [self._custody.take(device) for device in self._job.devices]
-        best = best_cap((), self._wish.slowdown)
+        best, ended_early = best_cap((), self._wish.slowdown), ""
         try:
             self._measure_all()
             best = best_cap(self._points, self._wish.slowdown)
             self._apply(best.cap_mw)
         except (PowerRefused, SomebodyElse, JobEnded) as stopped:
-            self._notes.append(f"the sweep ended early: {stopped}")
+            ended_early = str(stopped)
+            self._notes.append(f"the sweep ended early: {ended_early}")
             best = best_cap(self._points, self._wish.slowdown)
         return PowerSweep(
             job=self._job.name,
@@ -67,6 +68,7 @@ class Sweep:
             best_reason=best.reason,
             applied=self._applied,
             drift=self._drift,
+            ended_early=ended_early,
             notes=tuple(self._notes),
             unknown={"drift": "the sweep ended before the limit that was found was measured again"},
         )

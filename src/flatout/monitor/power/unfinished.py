@@ -57,4 +57,4 @@ def restored_now(
 
 
 def _is_at_work(folder: Path) -> bool:
-    return is_locked(folder, name=COMMAND_LOCK) or is_locked(folder, name=WATCHDOG_LOCK)
+    return any(is_locked(folder, name=name) for name in (COMMAND_LOCK, WATCHDOG_LOCK))

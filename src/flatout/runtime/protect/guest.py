@@ -254,8 +254,10 @@ class Protected:
     def _look(self, frame: FrameType) -> Found:
         found = look_around(self._torch, frame)
         left_out = self._bags.hold(found, self._gates.optimizers(), self._is_plain)
-        if left_out:
-            self._facts["protection"]["left_out"] = left_out
+        about = self._facts["protection"]
+        if left_out and left_out != about.get("left_out"):
+            about["left_out"] = left_out
+            self._quiet.say(f"not saved, and begins anew after a kill: {', '.join(left_out)}")
         return found
 
     def _is_plain(self, state: Any) -> bool:
