@@ -41,7 +41,7 @@ REGRESSION = 1.05
 TOO_MANY_WORKERS = 1.5
 # By what share of a step the slowest rank is behind the others, in what it does alone.
 STRAGGLER = 0.05
-# Compilations after the warm-up.
-COMPILES_IN_STEADY_STATE = 1
+# Steps after the first ones that compiled: an epoch's last batch and an evaluation each do so once or twice.
+COMPILES_IN_STEADY_STATE = 4
 # A finding's severity, by what it should give.
 HIGH, MEDIUM = 1.25, 1.05
