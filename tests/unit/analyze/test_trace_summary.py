@@ -137,6 +137,14 @@ def test_the_busiest_of_several_devices(tmp_path: Path) -> None:
     assert [one.name for one in trace.summary(tmp_path).kernels] == [MATMUL]
 
 
+@pytest.mark.parametrize("device", [["x"], [None], {"name": "x"}, "x", [], 7, [{"name": "an H200"}]])
+def test_a_head_of_any_form_is_read_as_far_as_it_is_known(device: Any, tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel(MATMUL, 1, 4.0)
+    found = trace.summary(tmp_path, deviceProperties=device, distributedInfo=device)
+    assert found.device_name == ("an H200" if device == [{"name": "an H200"}] else None)
+
+
 def test_ranks_side_by_side(tmp_path: Path) -> None:
     paths = []
     for rank, wait in ((0, 3.0), (1, 1.0)):
