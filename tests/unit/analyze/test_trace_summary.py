@@ -85,6 +85,26 @@ def test_every_part_is_where_it_belongs(tmp_path: Path) -> None:
     assert (sync.count, sync.host_ms, sync.stall_ms) == (1.0, pytest.approx(1.31), pytest.approx(2.0))
 
 
+@pytest.mark.parametrize(
+    ("frame", "is_own"),
+    [
+        ("/home/me/torch/project/train.py(30): step", True),
+        ("/home/me/torch/train.py(30): step", True),
+        ("torch/_tensor.py(30): item", False),
+        ("/home/me/pytorch/torch/_tensor.py(30): item", False),
+        ("/home/me/pytorch/torch/nn/modules/module.py(30): _call_impl", False),
+    ],
+)
+def test_a_folder_called_torch_does_not_make_a_line_torchs_own(
+    frame: str, is_own: bool, tmp_path: Path
+) -> None:
+    trace = Trace()
+    a_step(trace, 0.0)
+    trace.events = [{**one, "name": frame} if one["name"] == ITEM else one for one in trace.events]
+    [sync] = trace.summary(tmp_path).syncs
+    assert (sync.where is not None) == is_own
+
+
 def test_a_wait_while_the_device_works_costs_nothing(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("user_annotation", "ProfilerStep#0", 0, 10)
