@@ -28,8 +28,9 @@ COMMUNICATION = 0.05
 LAYOUT = 0.02
 ATTENTION_BY_HAND = 0.05
 LARGE_LOSS = 0.05
-# Of the operations of all products.
+# Of the operations of all products, and of a step the products themselves.
 OFF_TENSOR_CORES = 0.1
+PRODUCTS = 0.1
 UNALIGNED = 0.05
 # A worker that is busy for so much of the time cannot make more.
 WORKERS_BUSY = 0.85
