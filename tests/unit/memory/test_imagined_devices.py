@@ -1,6 +1,7 @@
 """What an unmodified script asks of its imagined GPU, and is told."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -81,6 +82,11 @@ torch.cuda.nvtx.range_push("a step")
 torch.cuda.nvtx.range_pop()
 with torch.cuda.nvtx.range("another"):
     pass
+ledger.write()
+said["grows"] = [json.loads((Path(sys.argv[1]) / "ledger.json").read_text())["expandable"]]
+torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+ledger.write()
+said["grows"].append(json.loads((Path(sys.argv[1]) / "ledger.json").read_text())["expandable"])
 accelerator = torch.accelerator.current_accelerator()
 said["accelerator"] = [torch.accelerator.is_available(), str(torch.zeros(1, device=accelerator).device)]
 torch.accelerator.synchronize()
@@ -93,7 +99,9 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("imagined")
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True)
+    environment = {**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    words = [sys.executable, "-c", SCRIPT, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -114,6 +122,10 @@ def test_what_is_made_where_another_tensor_lies_is_counted(said: dict[str, Any])
 
 def test_a_script_that_asks_for_devices_all_the_way_trains(said: dict[str, Any]) -> None:
     assert said["updates"] == 2
+
+
+def test_whether_segments_grow_is_what_the_environment_or_the_script_says(said: dict[str, Any]) -> None:
+    assert said["grows"] == [True, False]
 
 
 def test_common_questions_have_answers(said: dict[str, Any]) -> None:

@@ -48,6 +48,11 @@ def stand_in(torch: Any, moving: list[int], ledger: Ledger) -> None:
     _precision(torch)
     _values(torch)
     torch.compile = _as_written(ledger)
+    for owner, name in (
+        (torch._C, "_accelerator_setAllocatorSettings"),  # noqa: SLF001
+        (torch.cuda.memory, "_set_allocator_settings"),
+    ):
+        setattr(owner, name, ledger.set_allocator)
     torch.save = _answering(None)  # there is nothing to be saved
     for name in _OPTIMIZERS:
         module = sys.modules.get(f"torch.optim.{name}")
