@@ -54,9 +54,14 @@ def _block(step: Step, around: Callable[[], AbstractContextManager[Any]], steps:
 
 
 def _ratio(taken: list[float], bare: list[float]) -> dict[str, float]:
-    ratios = [one / other for one, other in zip(taken, bare, strict=True)]
-    again = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return {"ratio": statistics.median(ratios), "low_95": again[50], "high_95": again[1949]}
+    ratio, low, high = median_of([one / other for one, other in zip(taken, bare, strict=True)])
+    return {"ratio": ratio, "low_95": low, "high_95": high}
+
+
+def median_of(values: list[float]) -> tuple[float, float, float]:
+    """The median, and 95 % bounds of it by bootstrap."""
+    again = sorted(statistics.median(random.choices(values, k=len(values))) for _ in range(2000))
+    return statistics.median(values), again[50], again[1949]
 
 
 def _clock() -> float:

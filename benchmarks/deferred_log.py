@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import flatout
+from benchmarks.by_turns import median_of
 from benchmarks.machine import write
 
 KINDS = ("nothing", "item", "flatout.log")
@@ -98,9 +99,8 @@ def compare(step: Step, device: str, rounds: int, steps: int) -> dict[str, Any]:
 
 def _ratio(these: list[float], those: list[float]) -> dict[str, Any]:
     """The median of the rounds' ratios, and 95 % bounds of it by bootstrap."""
-    ratios = [this / that for this, that in zip(these, those, strict=True)]
-    again = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return {"median": statistics.median(ratios), "95": [again[50], again[1949]]}
+    median, *bounds = median_of([this / that for this, that in zip(these, those, strict=True)])
+    return {"median": median, "95": bounds}
 
 
 def main() -> None:

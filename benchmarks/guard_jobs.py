@@ -24,7 +24,6 @@ class Job:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     batches: list[tuple[torch.Tensor, torch.Tensor]]
     clip: float | None = 1.0
-    scheduler: Any = None
 
 
 def attention_job(seed: int = 0) -> Job:

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import write
+from benchmarks.profiled import profiled
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -39,15 +37,6 @@ def lstm_by_hand(batch: int = 64, length: int = 256, width: int = 1024, words: i
 JOBS = {"gpt": gpt_by_hand, "resnet": resnet_by_hand, "lstm": lstm_by_hand}
 
 
-def profile(script: Path, folder: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "flatout", "profile", "--json", "--seconds", "20", str(script)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(done.stderr[-2000:])
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=JOBS)
@@ -58,7 +47,9 @@ def main() -> None:
         for name, by_hand in JOBS.items():
             if chosen.only not in (None, name):
                 continue
-            found = profile(EXAMPLES / f"{name}.py", folder)
+            found = profiled(["--seconds", "20", str(EXAMPLES / f"{name}.py")], folder)
+            if "failed" in found:
+                raise SystemExit(found["failed"])
             counted = found["mfu"]["flops_per_step"]
             rows[name] = {
                 "counted_flops_per_step": counted,

@@ -164,8 +164,7 @@ def serve(gpus: int) -> None:
         )
         return Frame(host="box", taken_at_unix_s=now, devices=devices, samples=samples)
 
-    newest = frame()
-    with MetricsServer(Address("127.0.0.1", 0), Exporter(lambda: newest), Security()) as server:
+    with MetricsServer(Address("127.0.0.1", 0), Exporter(frame), Security()) as server:
         print(server.url, flush=True)
         server.serve_forever()
 

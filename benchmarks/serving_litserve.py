@@ -1,4 +1,4 @@
-"""The same model behind LitServe: python -m benchmarks.serving_litserve PORT BATCH WAIT_S QUIET"""
+"""The same model behind LitServe: python -m benchmarks.serving_litserve PORT BATCH WAIT_S"""
 
 import os
 import sys

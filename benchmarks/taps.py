@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.by_turns import median_of
 from benchmarks.machine import write
 from flatout.inside.session import Session
 from flatout.inside.writer import encode
@@ -147,9 +148,7 @@ def _summary(
     usual = statistics.median(took for took, _ in bare)
     added = [seen - unseen for (seen, _), (unseen, _) in zip(watched, bare, strict=True)]
     writing = statistics.median(took for _, took in watched)
-    again = sorted(statistics.median(random.choices(added, k=len(added))) for _ in range(2000))
-    low, high = again[50] + writing, again[1949] + writing
-    middle = statistics.median(added) + writing
+    middle, low, high = (value + writing for value in median_of(added))
     return {
         "bare_step_us": 1e6 * usual,
         "added_us": 1e6 * middle,

@@ -5,8 +5,6 @@ import shlex
 from pathlib import Path
 
 SKILLS = Path(__file__).parents[1] / "skills"
-# Commands that other parts of the project bring; until they are here, lines with them cannot be checked.
-TO_COME = ("serve", "bench", "export-model")
 
 
 def command_lines() -> list[str]:

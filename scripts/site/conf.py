@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from flatout.records.version import __version__  # noqa: E402
-from scripts.site.navigation import GROUPS, TITLES, below, page_of_folder, pages  # noqa: E402
+from scripts.site.navigation import GROUPS, TITLES, below, page_of_folder  # noqa: E402
 
 project = "Flatout"
 copyright = "The Flatout authors"  # noqa: A001 - Sphinx's name
@@ -46,11 +47,11 @@ def on_the_site(app: Sphinx, page: str, source: list[str]) -> None:
     folder = (ROOT / f"{page}.md").parent
     text = _LINK.sub(lambda link: link[1] + page_of_folder(folder, link[2]) + link[3], source[0])
     if page == root_doc:
-        text += "".join(_tree(pages(group), folder, group) for group in GROUPS)
+        text += "".join(_tree(pages, folder, group) for group, pages in GROUPS.items())
     source[0] = text + _tree(below(page), folder)
 
 
-def _tree(names: list[str], folder: Path, caption: str = "") -> str:
+def _tree(names: Sequence[str], folder: Path, caption: str = "") -> str:
     if not names:
         return ""
     said = f":caption: {caption}\n" if caption else ""

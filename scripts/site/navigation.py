@@ -40,15 +40,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 # Where a page's own heading says too little beside the others.
 TITLES = {"README": "Overview", "docs/how-to": "Task by task"}
-# Pages that other parts of the project bring: listed as soon as they are here.
-TO_COME = ("docs/learn",)
 # Pages below another one.
 BELOW: dict[str, str] = {"docs/decisions/README": "docs/decisions/0*.md", "docs/agents": "skills/**/*.md"}
-
-
-def pages(group: str) -> list[str]:
-    """Those of a group, in their order, without what is still to come."""
-    return [page for page in GROUPS[group] if page not in TO_COME or (ROOT / f"{page}.md").exists()]
 
 
 def below(page: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Energy from samples: the device's own counter where it has one, else the power it drew, summed up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from flatout.analyze.throttling import GAP_S
 from flatout.records.device import DeviceSample
@@ -32,14 +32,6 @@ class EnergyFollower:
         """One device's own."""
         one = self._by_device.get(uuid)
         return one.total() if one else Energy()
-
-
-def energy(samples: Iterable[DeviceSample]) -> Energy:
-    """What all of these samples' devices drew between their first and their last."""
-    follower = EnergyFollower()
-    for sample in samples:
-        follower.add(sample)
-    return follower.total()
 
 
 def sum_energy(parts: Sequence[Energy]) -> Energy:

@@ -20,7 +20,9 @@ def mfu(
     limits_reason: str,
 ) -> Mfu:
     """MFU against the rated and the measured peak of `devices` devices."""
-    dtype: Dtype = "fp32" if on_cpu else "bf16"
+    known = {*(rated.dense_flops_per_s if rated is not None else ())}
+    known |= {*(limits.measured.matmul_flops_per_s if limits is not None else ())}
+    dtype: Dtype = "fp32" if on_cpu else _peak_dtype(flops or {}, known)
     rated_peak = rated.dense_flops_per_s.get(dtype) if rated is not None else None
     measured_peak = limits.measured.matmul_flops_per_s.get(dtype) if limits is not None else None
     unknown: dict[str, str] = {}
@@ -66,3 +68,14 @@ def mfu(
         reason=reason,
         unknown=unknown,
     )
+
+
+def _peak_dtype(flops: dict[str, Any], known: set[Dtype]) -> Dtype:
+    """fp8 for jobs that compute most of it so, bf16 for all others; on cards without it, fp16."""
+    work, in_fp8 = 0, 0
+    for _, each, _, dtype, calls in flops.get("moves") or ():
+        work += each * calls
+        in_fp8 += each * calls if dtype.startswith("float8") else 0
+    if "fp8" in known and 2 * in_fp8 > work:
+        return "fp8"
+    return "fp16" if "fp16" in known and "bf16" not in known else "bf16"

@@ -19,6 +19,8 @@ from flatout.records.trial import Trial
 
 _LIST_AT_MOST = 2000
 _STARTING = -1
+# Steps at the start that may compile: forward, backward, an optimizer, sizes that turn out to change.
+_COMPILES_AT_FIRST = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +221,8 @@ def _compiles(window: Window, about: dict[str, Any]) -> CompileUse:
         compiles=sum(step["compiles"] for step in window.steps),
         recompiles=sum(step["recompiles"] for step in window.steps),
         compile_s=sum(step["compile_ns"] for step in window.steps) / 1e9,
-        compiles_in_steady_state=sum(step["compiles"] for step in window.chosen),
+        # Not of the steady steps, which begin after the last of all compilations.
+        compiles_in_steady_state=sum(bool(step["compiles"]) for step in window.steps[_COMPILES_AT_FIRST:]),
         graph_breaks=about.get("graph_breaks") or {},
     )
 

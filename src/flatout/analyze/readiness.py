@@ -1,6 +1,7 @@
 """The checks of `flatout check`: each looks at one thing in the first updates, and says what to do."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def _runs(trial: Trial) -> CheckResult:
         id="script.runs",
         status="fail",
         evidence=f"it ended after {trial.updates} updates with {how[trial.outcome]}: {last}",
-        fix=f"less {trial.folder}/stderr.txt",
+        fix=f"less {shlex.quote(trial.folder)}/stderr.txt",
     )
 
 

@@ -5,6 +5,7 @@ business: each instant is given to the innermost. A stretch of evaluation begins
 first call (a batch, `eval()`) and lasts until training goes on; all of that time is evaluation's.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
@@ -200,13 +201,14 @@ def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_roo
     step: Step = {"started_ns": started_ns, "ended_ns": ended_ns, **dict.fromkeys(_ZEROS, 0)}
     step |= {"losses": [], "gradient_norms": [], "loaders": {}}
     spans = own_times(events)
+    calls = _Calls(spans)
     stretches = evaluations(spans)
     step["evaluation_ns"] = sum(end - start for start, end in stretches)
     samples: dict[int, int] = {}
     tokens: dict[int, int] = {}
     for span in spans:
         event, kind = span.event, span.kind
-        if kind == "forward" and not _trains(span, spans):
+        if kind == "forward" and not calls.trains(span.event):
             step["evaluations"] += 1
             if event[4]:  # kept gradients, so no stretch covers it
                 step["evaluation_ns"] += span.own_ns
@@ -331,16 +333,21 @@ class _Beginning:
             self.at_ns = start
 
 
-def _trains(span: Span, spans: Sequence[Span]) -> bool:
-    """In eval mode with gradients a call may train: then a backward comes before the next call."""
-    event = span.event
-    if not event[4]:
-        return False
-    if event[5]:
-        return True
-    later = [one for one in spans if one.kind in ("forward", "backward") and one.event[1] >= event[2]]
-    first = min(later, key=lambda one: one.event[1], default=None)
-    return first is not None and first.kind == "backward"
+class _Calls:
+    """The passes of a step, by when they began."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        passes = [(one.event[1], one.kind) for one in spans if one.kind in ("forward", "backward")]
+        passes.sort(key=lambda one: one[0])
+        self._starts = [start for start, _ in passes]
+        self._kinds = [kind for _, kind in passes]
+
+    def trains(self, forward: Event) -> bool:
+        """In eval mode with gradients a call may train: then a backward comes before the next call."""
+        if not forward[4] or forward[5]:
+            return bool(forward[4])
+        later = bisect.bisect_left(self._starts, forward[2])
+        return later < len(self._kinds) and self._kinds[later] == "backward"
 
 
 def _first_start(events: Sequence[Event], default: int) -> int:

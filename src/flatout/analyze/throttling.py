@@ -60,21 +60,6 @@ class ThrottlingFollower:
         return one.total() if one else Throttling()
 
 
-def throttling(samples: Iterable[DeviceSample], devices: Sequence[Device] = ()) -> Throttling:
-    """What limits cost in all of these samples."""
-    follower = ThrottlingFollower(devices)
-    for sample in samples:
-        follower.add(sample)
-    return follower.total()
-
-
-def lost_ms_per_step(found: Throttling, steps: int, gpus: int = 1) -> dict[LimitKind, float] | None:
-    """Milliseconds of a step, at most, that each kind of limit cost; None where that is unknown."""
-    if found.lost_s is None or steps <= 0 or gpus <= 0:
-        return None
-    return {kind: lost_s * 1000 / gpus / steps for kind, lost_s in found.lost_s.items()}
-
-
 class _OneDevice:
     def __init__(self, rated_hz: int | None) -> None:
         self._rated_hz = rated_hz

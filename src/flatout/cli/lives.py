@@ -110,6 +110,7 @@ class Lives:
     def _live(self, folder: "RunFolder", living: "Living") -> "JobRun":
         from flatout.records.protection import Protection
         from flatout.runtime.running import Care
+        from flatout.tune.request import under
         from flatout.tune.running import place_of_life, plan_after, run_job
 
         output, wishes = self._output, self._wishes
@@ -141,7 +142,8 @@ class Lives:
                 **self._settings,
             )
         folder.write("job", 1, done)
-        found = _out_of_memory(output, self._request, folder, self._started) if done.exit_code else None
+        ran = under(self._request, self._plan.levers)
+        found = _out_of_memory(output, ran, folder, self._started) if done.exit_code else None
         better = plan_after(self._plan, found) if found is not None and self._restart else None
         if better is None:
             return done

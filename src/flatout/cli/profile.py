@@ -172,14 +172,12 @@ def _kept(profile: "Profile", folder: "RunFolder") -> "Profile":
 
 def _under(plan: str, request: "ProfileRequest") -> "ProfileRequest":
     """The same job with a plan's levers on from its first step."""
-    import dataclasses
     from pathlib import Path
 
     from flatout.records.plan import read_plan
-    from flatout.tune.request import command_of, order_of
+    from flatout.tune.request import under
 
-    levers = read_plan(Path(plan)).levers
-    return dataclasses.replace(request, order=order_of(levers), command=command_of(request.command, levers))
+    return under(request, read_plan(Path(plan)).levers)
 
 
 def _earlier(run: str) -> "Profile":

@@ -28,8 +28,9 @@ COMMUNICATION = 0.05
 LAYOUT = 0.02
 ATTENTION_BY_HAND = 0.05
 LARGE_LOSS = 0.05
-# Of the operations of all products.
+# Of the operations of all products, and of a step the products themselves.
 OFF_TENSOR_CORES = 0.1
+PRODUCTS = 0.1
 UNALIGNED = 0.05
 # A worker that is busy for so much of the time cannot make more.
 WORKERS_BUSY = 0.85
@@ -41,7 +42,7 @@ REGRESSION = 1.05
 TOO_MANY_WORKERS = 1.5
 # By what share of a step the slowest rank is behind the others, in what it does alone.
 STRAGGLER = 0.05
-# Compilations after the warm-up.
-COMPILES_IN_STEADY_STATE = 1
+# Steps after the first ones that compiled: an epoch's last batch and an evaluation each do so once or twice.
+COMPILES_IN_STEADY_STATE = 4
 # A finding's severity, by what it should give.
 HIGH, MEDIUM = 1.25, 1.05

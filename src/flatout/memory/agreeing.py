@@ -73,6 +73,9 @@ class Replicas:
         made = _as_made(model)
         self._wrapper: Any = made if isinstance(made, DistributedDataParallel) else None
         self.gradients: list[Any] = []
+        # For each of them whether it was there before room was made; and that room, by kind.
+        self._has: list[int] = []
+        self._room: dict[Any, Any] = {}
         if self._wrapper is None:
             return
         if self._wrapper._comm_hooks:  # noqa: SLF001
@@ -95,7 +98,18 @@ class Replicas:
 
     def has_gradients(self) -> list[int]:
         """For each parameter whether it got a gradient here."""
-        return [int(parameter.grad is not None) for parameter in self.gradients]
+        return self._has or [0] * len(self.gradients)
+
+    def make_room(self) -> None:
+        """Take all that averaging needs before the ranks agree: who ran out later would strand the others."""
+        import torch
+
+        self._has = [int(parameter.grad is not None) for parameter in self.gradients]
+        with torch.no_grad():
+            for parameter in self.gradients:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            self._room = _room_for([parameter.grad for parameter in self.gradients])
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -120,13 +134,16 @@ class Replicas:
             return
         import torch
 
-        wanted = [one for one, has in zip(self.gradients, anywhere, strict=True) if has]
+        wanted = []
+        for parameter, has in zip(self.gradients, anywhere, strict=True):
+            if has:
+                wanted.append(parameter.grad)
+            else:
+                parameter.grad = None
         with torch.no_grad():
-            for parameter in wanted:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            for bucket in _buckets([parameter.grad for parameter in wanted]):
-                _average(bucket, self._wrapper.process_group)
+            for bucket in _buckets(wanted):
+                _average(bucket, self._room.get(_kind(bucket[0])), self._wrapper.process_group)
+        self._room = {}
 
 
 def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
@@ -135,7 +152,7 @@ def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
     held = 0
     for gradient in gradients:
         its = gradient.numel() * gradient.element_size()
-        alike = bucket and (bucket[0].dtype, bucket[0].device) == (gradient.dtype, gradient.device)
+        alike = bucket and _kind(bucket[0]) == _kind(gradient)
         if bucket and (not alike or gradient.is_sparse or bucket[0].is_sparse or held + its > _BUCKET_BYTES):
             yield bucket
             bucket, held = [], 0
@@ -145,22 +162,48 @@ def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
         yield bucket
 
 
-def _average(bucket: list[Any], group: Any) -> None:
+def _kind(gradient: Any) -> tuple[Any, Any]:
+    return gradient.dtype, gradient.device
+
+
+def _room_for(gradients: list[Any]) -> dict[Any, Any]:
+    """By kind, a flat tensor for any bucket of these."""
     import torch
+
+    sizes: dict[Any, tuple[int, int]] = {}
+    for gradient in gradients:
+        if not gradient.is_sparse:
+            total, alone = sizes.get(_kind(gradient), (0, _BUCKET_BYTES // gradient.element_size()))
+            if not gradient.is_contiguous():
+                alone = max(alone, gradient.numel())
+            sizes[_kind(gradient)] = total + gradient.numel(), alone
+    return {
+        (dtype, device): torch.empty(min(sizes_of_kind), dtype=dtype, device=device)
+        for (dtype, device), sizes_of_kind in sizes.items()
+    }
+
+
+def _average(bucket: list[Any], room: Any, group: Any) -> None:
+    """Takes no memory: not all ranks could say that they ran out."""
     import torch.distributed as dist
 
     count = dist.get_world_size(group)
     if len(bucket) == 1 and (bucket[0].is_sparse or bucket[0].is_contiguous()):
         dist.all_reduce(bucket[0].div_(count), group=group)
         return
-    flat: Any = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(count)
-    dist.all_reduce(flat, group=group)
-    for gradient, new in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-        gradient.copy_(new.view(gradient.shape))
+    sizes = [gradient.numel() for gradient in bucket]
+    flat = room[: sum(sizes)]
+    views = [part.view(gradient.shape) for gradient, part in zip(bucket, flat.split(sizes), strict=True)]
+    for gradient, view in zip(bucket, views, strict=True):
+        view.copy_(gradient)
+    dist.all_reduce(flat.div_(count), group=group)
+    for gradient, view in zip(bucket, views, strict=True):
+        gradient.copy_(view)
 
 
 def refuse_what_strands(module: Any) -> None:
     """Models that speak to other ranks in mid-step: a rank that runs out there strands the others."""
+    import torch
     import torch.distributed as dist
 
     if module is None or not (dist.is_available() and dist.is_initialized()):
@@ -175,6 +218,12 @@ def refuse_what_strands(module: Any) -> None:
             f"a sharded model ({type(module).__qualname__})",
             expected="one that each rank holds whole: plain, or in DistributedDataParallel",
             remedy="choose a batch that fits: `flatout fit` says what it takes",
+        )
+    if any(isinstance(one, torch.nn.SyncBatchNorm) and one.training for one in below):
+        raise CallerMistake(
+            f"a SyncBatchNorm in {type(module).__qualname__}: ranks wait for each other in its forward",
+            expected="layers that compute on each rank alone",
+            remedy="group or layer norm, or plain batch norm",
         )
     if any(isinstance(one, DistributedDataParallel) and one is not _as_made(module) for one in below):
         raise CallerMistake(

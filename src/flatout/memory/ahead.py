@@ -15,8 +15,14 @@ Imagine = Callable[[Levers], LedgerFile | None]
 class Ahead:
     """Each question that is coming is given to a few workers; whoever asks waits for that answer alone."""
 
-    def __init__(self, imagine: Imagine, coming: Iterable[Levers], at_once: int) -> None:
-        self._imagine = imagine
+    def __init__(
+        self,
+        imagine: Imagine,
+        coming: Iterable[Levers],
+        at_once: int,
+        call_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._imagine, self._call_off = imagine, call_off
         self._pool = ThreadPoolExecutor(max_workers=max(1, at_once))
         self._answers: dict[tuple[str, ...], Future[LedgerFile | None]] = {}
         for levers in coming:
@@ -34,7 +40,8 @@ class Ahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What nobody has begun, nobody begins."""
+        """What nobody has begun, nobody begins; what is under way is not needed any more."""
+        self._call_off()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -65,7 +65,7 @@ class _Block:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Pool:
-    """Segments of one kind for one stream; what is free in them by size, then by address."""
+    """Segments of one kind; what is free in them by size, then by address."""
 
     is_small: bool
     free: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -95,7 +95,7 @@ class CachingAllocator:
     def __init__(self, *, room_bytes: int | None = None, expandable: bool = False) -> None:
         self._room_bytes = room_bytes
         self._expandable = expandable
-        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
         self._held: dict[int, _Block] = {}
         # Where segments do not expand: the first block of each, by address.
         self._first: dict[int, _Block] = {}
@@ -105,17 +105,11 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        # How often cached segments had to be given back before a request could be served.
-        self.retries = 0
 
-    def allocate(self, size: int, *, stream: int = 0) -> int:
+    def allocate(self, size: int) -> int:
         """Serve a request; a handle for its release. Raises OutOfMemory."""
         size = rounded(size)
-        is_small = size <= _SMALL
-        key = (stream, is_small)
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = _Pool(is_small)
+        pool = self._small if size <= _SMALL else self._large
         block = pool.smallest(size)
         if block is None:
             block = self._more(pool, size)
@@ -144,7 +138,7 @@ class CachingAllocator:
 
     def give_back(self) -> None:
         """What `empty_cache` does: segments of which nothing is in use go back to the driver."""
-        for pool in self._pools.values():
+        for pool in (self._small, self._large):
             for block in list(pool.blocks.values()):
                 if self._expandable:
                     self._shrink(pool, block)
@@ -152,11 +146,6 @@ class CachingAllocator:
                     pool.take(block)
                     del self._first[block.address]
                     self.reserved_bytes -= block.size
-
-    @property
-    def free_bytes(self) -> int:
-        """Reserved, and held by nobody."""
-        return self.reserved_bytes - self.allocated_bytes
 
     def address_of(self, handle: int) -> int:
         """Where the block lies that serves a request."""
@@ -186,7 +175,6 @@ class CachingAllocator:
                 self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
                 return self._reserved(pool, needed)
             if attempt == 0:
-                self.retries += 1
                 self.give_back()
         raise OutOfMemory(size, self.reserved_bytes, self.allocated_bytes)
 

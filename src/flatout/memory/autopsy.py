@@ -1,13 +1,15 @@
 """Why there was not enough memory: what a job noted when it ran out, its trend before, what would help."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flatout.analyze.growth import growth
 from flatout.analyze.steps import read_ranks
 from flatout.levers.catalogue import BY_ID
 from flatout.memory.fit import fit_job
+from flatout.memory.planning import CONTEXT_BYTES
 from flatout.records.autopsy import Autopsy, OutOfMemory, read_out_of_memory
-from flatout.records.errors import FlatoutError
 from flatout.records.fit import FitOption
 from flatout.records.session import OUT_OF_MEMORY_SNAPSHOT, RANKS_FOLDER
 from flatout.runtime.profiling import ProfileRequest
@@ -20,7 +22,7 @@ _SAME = ("exact", "memory")
 def autopsy(
     request: ProfileRequest, run: str, place: Path, on_progress: OnProgress, *, look_for_fixes: bool = True
 ) -> Autopsy | None:
-    """Of the job that ran in `place`; None where it did not run out of memory."""
+    """Of the job that ran in `place` as `request` says, levers and all; None where memory did not run out."""
     found = [
         (int(folder.name.partition("-")[0]), folder, note)
         for folder in sorted((place / RANKS_FOLDER).glob("*-*"))
@@ -33,18 +35,18 @@ def autopsy(
     fixes: tuple[FitOption, ...] = ()
     if look_for_fixes and noted.on_gpu and noted.device_bytes:
         try:
-            imagined = fit_job(
-                request, run, place.parent, on_progress, max_memory_bytes=noted.device_bytes - _others(noted)
-            )
-            fixes = tuple(option for option in imagined.strategies if option.fits)
+            imagined = fit_job(request, run, place, on_progress, max_memory_bytes=_ours(noted))
+            on = request.order.get("levers", ())
+            fixes = tuple(option for option in imagined.strategies if option.fits and not _is_on(option, on))
             if not imagined.strategies:
                 notes.append(
                     "on an imagined GPU of this size it fits: something else holds memory, or it grows"
                 )
             elif not fixes:
                 notes.append(f"nothing tried makes it fit; the least is {imagined.least_by}")
-        except FlatoutError as error:
-            notes.append(f"what would help could not be found: {str(error).splitlines()[0]}")
+        except Exception as error:  # noqa: BLE001 - why the job ended is told whatever imagining it does
+            said = str(error).splitlines() or [type(error).__name__]
+            notes.append(f"what would help could not be found: {said[0]}")
     steps = next((one.steps for one in read_ranks(place) if one.folder == folder), ())
     snapshot = folder / OUT_OF_MEMORY_SNAPSHOT
     return Autopsy(
@@ -66,6 +68,16 @@ def _others(noted: OutOfMemory) -> int:
     if noted.device_bytes is None or noted.free_bytes is None or noted.reserved_bytes is None:
         return 0
     return max(0, noted.device_bytes - noted.free_bytes - noted.reserved_bytes)
+
+
+def _ours(noted: OutOfMemory) -> int | None:
+    """What there was for this job, its own context among it: that is not seen apart from what others take."""
+    others = _others(noted)
+    return noted.device_bytes - others + min(CONTEXT_BYTES, others) if noted.device_bytes else None
+
+
+def _is_on(option: FitOption, on: Sequence[dict[str, Any]]) -> bool:
+    return bool(option.levers) and all(choice.order() in on for choice in option.levers)
 
 
 def _fragmented(noted: OutOfMemory) -> float:

@@ -146,8 +146,9 @@ class Search:
 def why(chosen: TriedSize, tried: list[TriedSize], limit_bytes: float | None) -> str:
     """In words."""
     best = max((one for one in tried if one.fits), key=lambda one: one.samples_per_s or 0.0)
+    ran = sum(one.samples_per_s is not None for one in tried)
     text = (
-        f"{chosen.size} is the smallest of {len(tried)} sizes that ran within 3 % of the fastest "
+        f"of {ran} sizes that ran, {chosen.size} is the smallest within 3 % of the fastest "
         f"({best.samples_per_s or 0.0:.0f} samples/s at {best.size})"
     )
     if chosen.peak_bytes is not None and limit_bytes:

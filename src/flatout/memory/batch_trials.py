@@ -109,7 +109,10 @@ class _Meter:
         """Until the device has done its work."""
         import torch
 
-        torch.get_device_module(self._device).synchronize()
+        if self._cuda is not None:
+            self._cuda.synchronize(self._device)  # which need not be the current one
+        else:
+            torch.get_device_module(self._device).synchronize()
 
 
 class _Trials:

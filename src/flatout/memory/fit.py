@@ -144,7 +144,7 @@ def _stacks(replayed: Replayed) -> tuple[MemoryStack, ...]:
 def _ways(ledger: LedgerFile, budgets: Sequence[Budget], imaginer: Imaginer) -> Plan:
     coming = (strategy.levers for strategy in strategies(ledger))
     at_once = min(_AT_ONCE, cores_allowed(read_host(places=())))
-    with Ahead(imaginer.ledger, coming, at_once) as imagine:
+    with Ahead(imaginer.ledger, coming, at_once, imaginer.call_off) as imagine:
         return plan(ledger, budgets, imagine, _price)
 
 

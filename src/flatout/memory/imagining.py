@@ -1,7 +1,10 @@
-"""Trials of a job on a GPU that is only imagined, as written or under levers; a ledger comes of each."""
+"""Trials of a job on a GPU that is only imagined, as requested or under more levers; a ledger of each."""
 
 import itertools
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flatout.analyze.steps import read_ranks
 from flatout.records.ledger import LedgerFile, read_ledger
@@ -9,26 +12,49 @@ from flatout.records.plan import Choice
 from flatout.records.session import RANKS_FOLDER
 from flatout.records.trial import Trial
 from flatout.runtime.profiling import ProfileRequest
-from flatout.runtime.progress import StopRule
+from flatout.runtime.progress import Progress, StopRule
 from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 
 # States of optimizers come with the first update, and stand beside activations in the second.
 UPDATES = 3
+# Workers are processes of their own, in which nothing is imagined.
+_IN_ONE_PROCESS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None}
+
+
+class CalledOff(Exception):
+    """Nobody waits for this trial any more."""
 
 
 class Imaginer:
-    """Runs the job on imagined GPUs, one after the other."""
+    """Runs the job on imagined GPUs, from one thread or from several."""
 
     def __init__(self, request: ProfileRequest, folder: Path, on_progress: OnProgress) -> None:
         self._request = request
         self._folder = folder
         self._tell = on_progress
         self._numbers = itertools.count(1)
+        self._called_off = threading.Event()
+
+    def call_off(self) -> None:
+        """Trials that are under way end at once, with CalledOff."""
+        self._called_off.set()
+
+    def look(self, folder: Path, progress: Progress) -> bool:  # noqa: ARG002 - a Director's
+        """Nothing to direct: a session counts its updates itself."""
+        if self._called_off.is_set():
+            raise CalledOff
+        return False
+
+    @property
+    def silence_s(self) -> None:
+        """What the plan allows."""
 
     def run(self, levers: tuple[Choice, ...]) -> tuple[Trial, Path]:
-        """As written, or under levers."""
+        """As requested, or under more levers."""
         names = ", ".join(choice.words() for choice in levers)
         place = self._folder / f"{next(self._numbers)}-imagined"
+        base = self._request.order
+        orders = _joined(base.get("levers", ()), levers)
         plan = TrialPlan(
             name=f"imagined with {names}" if levers else "imagined",
             command=self._request.command,
@@ -36,14 +62,14 @@ class Imaginer:
             stop=StopRule(updates=UPDATES + 1),
             order={
                 "imagine": True,
-                "taps": ["steps", "forward"] if levers else ["steps"],
-                "levers": [choice.order() for choice in levers],
-                # Workers are processes of their own, in which nothing is imagined.
-                "loader": {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None},
+                "taps": ["steps", "forward"] if orders else ["steps"],
+                "levers": orders,
+                "loader": {**base.get("loader", {}), **_IN_ONE_PROCESS},
             },
             startup_s=self._request.startup_s,
             silence_s=self._request.silence_s,
             environment={**self._request.environment, "CUDA_VISIBLE_DEVICES": ""},
+            director=self,
         )
         return run_trial(plan, place, on_progress=self._tell), place
 
@@ -51,10 +77,15 @@ class Imaginer:
         """Of the job under levers; None where one of them does not apply to it, or breaks it."""
         _, place = self.run(levers)
         states = [rank.about.get("levers", {}) for rank in read_ranks(place)]
-        applied = all(
-            state.get("applied") and "dropped" not in state for one in states for state in one.values()
-        )
+        asked = [one.get(choice.id, {}) for one in states for choice in levers]
+        applied = all(state.get("applied") and "dropped" not in state for state in asked)
         return largest_ledger(place) if states and applied else None
+
+
+def _joined(base: Sequence[dict[str, Any]], levers: Sequence[Choice]) -> list[dict[str, Any]]:
+    """What the job has on already, and more: of two settings of one lever the later."""
+    more = {choice.id: choice.order() for choice in levers}
+    return [*(one for one in base if one["id"] not in more), *more.values()]
 
 
 def largest_ledger(place: Path) -> LedgerFile | None:

@@ -10,6 +10,9 @@ from flatout.memory.model_files import read_model_files
 from flatout.records.errors import CallerMistake
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+# Kinds of layers, as configs name them.
+_KEEP_ALL = ("full_attention", "attention")
+_KEEP_THE_LAST = ("sliding_attention", "chunked_attention")
 _LONGEST_CONFIG = 10_000_000
 
 
@@ -25,6 +28,8 @@ class LanguageModel:
     heads: int
     # How the bytes of a token come about.
     words: str
+    # Over how many GPUs a token's cache can be divided: more of them hold copies.
+    cache_parts: int
 
 
 def read_language_model(folder: Path) -> LanguageModel:
@@ -33,7 +38,7 @@ def read_language_model(folder: Path) -> LanguageModel:
     inner = whole.get("text_config")
     text: dict[str, Any] = inner if isinstance(inner, dict) else whole
     try:
-        token_bytes, words = _token_bytes(text, whole)
+        token_bytes, cache_parts, words = _cache(text, whole)
         heads = int(text["num_attention_heads"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise CallerMistake(
@@ -48,26 +53,38 @@ def read_language_model(folder: Path) -> LanguageModel:
         positions=positions if isinstance(positions, int) else None,
         heads=heads,
         words=words,
+        cache_parts=cache_parts,
     )
 
 
-def _token_bytes(text: dict[str, Any], whole: dict[str, Any]) -> tuple[int, str]:
-    width = _BYTES.get(
-        str(text.get("dtype") or text.get("torch_dtype") or whole.get("torch_dtype") or "bfloat16"), 2
-    )
+def _cache(text: dict[str, Any], whole: dict[str, Any]) -> tuple[int, int, str]:
+    """What a token takes in it, into how many parts that can go, and how it comes about."""
+    given = (one.get(name) for one in (text, whole) for name in ("dtype", "torch_dtype"))
+    width = _BYTES.get(str(next(filter(None, given), "bfloat16")), 2)
     layers = int(text["num_hidden_layers"])
-    kinds = text.get("layer_types") or []
-    kept = sum(kind == "full_attention" for kind in kinds) if kinds else layers
+    kept = _layers_that_keep(text.get("layer_types") or [], layers)
     beside = f" ({layers - kept} others keep a part of the tokens only)" if kept < layers else ""
     if text.get("kv_lora_rank"):
         size = int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
-        return kept * size * width, f"{kept} layers x {size} latent numbers x {width} bytes{beside}"
+        # Of all heads: it is no part of any.
+        return kept * size * width, 1, f"{kept} layers x {size} latent numbers x {width} bytes{beside}"
     heads = int(text.get("num_key_value_heads") or text["num_attention_heads"])
     size = int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
     return (
         2 * kept * heads * size * width,
+        heads,
         f"2 x {kept} layers x {heads} heads x {size} x {width} bytes{beside}",
     )
+
+
+def _layers_that_keep(kinds: list[str], layers: int) -> int:
+    """Those that keep every token; where there is none, those that keep the last ones."""
+    kept = layers
+    if kinds:
+        kept = sum(kind in _KEEP_ALL for kind in kinds) or sum(kind in _KEEP_THE_LAST for kind in kinds)
+    if kept < 1:
+        raise ValueError("of any layer that it keeps keys and values")
+    return kept
 
 
 def _config(folder: Path) -> dict[str, Any]:

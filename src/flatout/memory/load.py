@@ -348,7 +348,15 @@ def _over_several(contents: _Contents, chosen: Sequence[RatedGpu]) -> Iterator[L
 
 def _loading(file: ModelFile) -> str:
     mapped = "mmap=True, " if file.format == "torch" else ""
-    return f'state = torch.load({str(file.path)!r}, {mapped}map_location="cpu", weights_only=True)'
+    alone, mind = _weights_only([file])
+    return f'state = torch.load({str(file.path)!r}, {mapped}map_location="cpu", {alone}){mind}'
+
+
+def _weights_only(files: Sequence[ModelFile]) -> tuple[str, str]:
+    """torch.load refuses classes that it does not know, and runs their code where it is told not to."""
+    if any(file.unfamiliar for file in files):
+        return "weights_only=False", "  # runs code of the file: where you trust it"
+    return "weights_only=True", ""
 
 
 def _filling(contents: _Contents) -> tuple[str, ...]:
@@ -359,13 +367,14 @@ def _filling(contents: _Contents) -> tuple[str, ...]:
         return (_loading(first), f"model.load_state_dict({_model_in_state(contents)}, assign=True)")
     if not more:
         return (_LOAD_FILE, f'model.load_state_dict(load_file({name!r}, device="cuda"), assign=True)')
-    load = 'load_file(shard, device="cuda")'
+    load, mind = 'load_file(shard, device="cuda")', ""
     if first.format != "safetensors":
-        load = 'torch.load(shard, mmap=True, map_location="cpu", weights_only=True)'
+        alone, mind = _weights_only(contents.with_weights)
+        load = f'torch.load(shard, mmap=True, map_location="cpu", {alone})'
     return (
         *((_LOAD_FILE,) if first.format == "safetensors" else ()),
         f"for shard in sorted(Path({str(first.path.parent)!r}).glob({f'*{first.path.suffix}'!r})):",
-        f"    model.load_state_dict({load}, strict=False, assign=True)",
+        f"    model.load_state_dict({load}, strict=False, assign=True){mind}",
     )
 
 

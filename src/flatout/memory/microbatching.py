@@ -116,7 +116,7 @@ class Microbatch:
         ranks = Ranks(self._group if self._group is not None else getattr(self._model, "process_group", None))
         size, attempts = self._sizes.next(), 0
         while True:
-            outcome = self._attempt(batch, size, ranks.alone)
+            outcome = self._attempt(batch, size, ranks.alone, replicas)
             wish = self._sizes.smaller_than(outcome.size) if outcome.ran_out else _NO_WISH
             failed = ranks.rank + 1 if outcome.error is not None else 0
             told = ranks.largest([failed, -wish, outcome.samples, *replicas.has_gradients()])
@@ -133,7 +133,7 @@ class Microbatch:
             before.begin_again()
             free_what_failed()
 
-    def _attempt(self, batch: Any, limit: int | None, alone: bool) -> _Outcome:
+    def _attempt(self, batch: Any, limit: int | None, alone: bool, replicas: Replicas) -> _Outcome:
         """One way through all parts. When this returns, nothing holds on to what it computed."""
         samples = size = 0
         try:
@@ -141,6 +141,7 @@ class Microbatch:
             size = min(limit or samples, samples)
             parts = split(batch, size, samples)
             loss = self._through(parts, size, samples)
+            replicas.make_room()
             return _Outcome(samples, size, len(parts), loss)
         except Exception as error:
             if not is_out_of_memory(error):

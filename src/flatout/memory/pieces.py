@@ -1,6 +1,7 @@
 """What a model's file is made of, whatever its format; and what is said of one that cannot be read."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 from flatout.records.errors import CallerMistake
@@ -59,5 +60,5 @@ def unreadable(path: Path, cause: OSError | ValueError) -> CallerMistake:
         path,
         f"cannot be read: {said or cause}",
         expected="a file that this user may read",
-        remedy=f"ls -l {path}",
+        remedy=f"ls -l {shlex.quote(str(path))}",
     )

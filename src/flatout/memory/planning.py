@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flatout.memory.ahead import Imagine
-from flatout.memory.allocator import OutOfMemory
-from flatout.memory.replaying import Replayed, replay
+from flatout.memory.replaying import Replayed, fits, replay
 from flatout.memory.strategies import Strategy, strategies
 from flatout.records.fit import FitOption
 from flatout.records.ledger import LedgerFile
@@ -71,7 +70,7 @@ def option_of(
 ) -> FitOption:
     """With room for whatever it reserves it fits; with less it may, where cached memory is given back."""
     room = budget.usable_bytes - CONTEXT_BYTES
-    answers = {_fits(ledger, round(room * (1 + by))) for by in (-ERROR_BAR, ERROR_BAR)}
+    answers = {fits(ledger, round(room * (1 + by))) for by in (-ERROR_BAR, ERROR_BAR)}
     needed = replayed.reserved_bytes + CONTEXT_BYTES
     return FitOption(
         strategy=strategy.words,
@@ -99,11 +98,3 @@ def _ledger_under(
         ledgers[key] = None if refused else imagine(strategy.levers)
     found = ledgers[key]
     return strategy.rework(found) if found is not None and strategy.rework is not None else found
-
-
-def _fits(ledger: LedgerFile, room_bytes: int) -> bool:
-    try:
-        replay(ledger, room_bytes=room_bytes)
-    except OutOfMemory:
-        return False
-    return True

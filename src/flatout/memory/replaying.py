@@ -1,8 +1,9 @@
 """A ledger through the allocator: the peak, what held it, and where it was reached."""
 
 import dataclasses
+from collections.abc import Iterator
 
-from flatout.memory.allocator import CachingAllocator, rounded
+from flatout.memory.allocator import CachingAllocator, OutOfMemory, rounded
 from flatout.memory.holders import NOBODYS, TAKES, Held, HeldStack, Holders, owners_of
 from flatout.records.fit import MemoryAt, MemoryParts
 from flatout.records.ledger import LedgerFile
@@ -25,24 +26,15 @@ class Replayed:
     holders: tuple[Held, ...]
     stacks: tuple[HeldStack, ...]
     timeline: tuple[MemoryAt, ...]
-    # How often cached memory had to be given back; only on a device with an end.
-    retries: int
 
 
-def replay(ledger: LedgerFile, *, room_bytes: int | None = None, expandable: bool = False) -> Replayed:
-    """Raises OutOfMemory where `room_bytes` are not enough."""
-    allocator = CachingAllocator(room_bytes=room_bytes, expandable=expandable)
-    handles: dict[int, int] = {}
-    peak, last = -1, -1
-    curve = []
-    for number, event in enumerate(ledger.events):
-        if len(event) == TAKES:
-            handles[event[0]] = allocator.allocate(event[1])
-            if allocator.allocated_bytes > peak:
-                peak, last = allocator.allocated_bytes, number
-        elif event[0] > 0:
-            allocator.release(handles.pop(event[0]))
-        curve.append((number, allocator.allocated_bytes))
+def replay(ledger: LedgerFile) -> Replayed:
+    """On a device without an end."""
+    allocator = CachingAllocator(expandable=ledger.expandable)
+    curve = list(enumerate(_through(ledger, allocator)))
+    peak, last = allocator.peak_allocated_bytes, -1
+    if peak:
+        last = next(number for number, allocated in curve if allocated == peak)
     place = ledger.places[ledger.events[last][2]] if last >= 0 else None
     holders = Holders(ledger, last)
     return Replayed(
@@ -54,8 +46,28 @@ def replay(ledger: LedgerFile, *, room_bytes: int | None = None, expandable: boo
         holders=holders.by_line(),
         stacks=holders.by_stack(),
         timeline=_timeline(ledger, _highest(curve)),
-        retries=allocator.retries,
     )
+
+
+def fits(ledger: LedgerFile, room_bytes: int) -> bool:
+    """Whether so much memory is enough, where cached memory is given back."""
+    try:
+        for _ in _through(ledger, CachingAllocator(room_bytes=room_bytes, expandable=ledger.expandable)):
+            pass
+    except OutOfMemory:
+        return False
+    return True
+
+
+def _through(ledger: LedgerFile, allocator: CachingAllocator) -> Iterator[int]:
+    """What is allocated after each event."""
+    handles: dict[int, int] = {}
+    for event in ledger.events:
+        if len(event) == TAKES:
+            handles[event[0]] = allocator.allocate(event[1])
+        elif event[0] > 0:
+            allocator.release(handles.pop(event[0]))
+        yield allocator.allocated_bytes
 
 
 def _with_the_rest(parts: dict[str, int], allocated_bytes: int) -> dict[str, int]:

@@ -7,10 +7,9 @@ taken to go as it is written here.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from flatout.memory.holders import TAKES
 from flatout.records.ledger import LedgerFile
 
-# What an event has that takes memory: number, bytes, place.
-_TAKES = 3
 # Eight bits and a scale for every 256 values, in place of 32 bits.
 _EIGHT_BIT = 0.25 + 1 / 256
 # Of the largest parameter, what a GPU holds of others' shares while it computes: a block's, and the next's.
@@ -35,7 +34,7 @@ def eight_bit_optimizer(ledger: LedgerFile) -> LedgerFile:
 def micro_batches(ledger: LedgerFile, parts: int) -> LedgerFile:
     """What a step takes and gives back, in parts; what it keeps, and copies of weights, are whole."""
     kept = {number for numbers in ledger.owners.values() for number in numbers} | _copies_of_weights(ledger)
-    sizes = [event[0] for event in ledger.events if len(event) == _TAKES and event[0] not in kept]
+    sizes = [event[0] for event in ledger.events if len(event) == TAKES and event[0] not in kept]
     return _resized(ledger, sizes, lambda size: -(-size // parts))
 
 
@@ -44,7 +43,7 @@ def sharded(ledger: LedgerFile, gpus: int) -> LedgerFile:
     owned = [
         number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
     ]
-    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
+    sizes = {event[0]: event[1] for event in ledger.events if len(event) == TAKES}
     weights = [sizes[number] for number in ledger.owners.get("parameters", ()) if number in sizes]
     if not weights:
         return ledger
@@ -57,21 +56,21 @@ def split_products(ledger: LedgerFile, gpus: int) -> LedgerFile:
     owned = {
         number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
     }
-    others = [event[0] for event in ledger.events if len(event) == _TAKES and event[0] not in owned]
+    others = [event[0] for event in ledger.events if len(event) == TAKES and event[0] not in owned]
     smaller = _resized(ledger, list(owned), lambda size: -(-size // gpus))
     return _resized(smaller, others, lambda size: round(size * (_WHOLE + (1 - _WHOLE) / gpus)))
 
 
 def staged(ledger: LedgerFile, gpus: int) -> LedgerFile:
     """A part of the blocks on each GPU, with all that belongs to them; as many parts of a batch under way."""
-    numbers = [event[0] for event in ledger.events if len(event) == _TAKES]
+    numbers = [event[0] for event in ledger.events if len(event) == TAKES]
     return _resized(ledger, numbers, lambda size: -(-size // gpus))
 
 
 def states_away(ledger: LedgerFile) -> LedgerFile:
     """States of the optimizer come for each update, when activations are gone, and leave after it."""
     away = set(ledger.owners.get("optimizer", ()))
-    visits = [event for event in ledger.events if len(event) == _TAKES and event[0] in away]
+    visits = [event for event in ledger.events if len(event) == TAKES and event[0] in away]
     number = max((event[0] for event in ledger.events), default=0)
     events: list[list[int]] = []
     owned: list[int] = []
@@ -90,7 +89,7 @@ def states_away(ledger: LedgerFile) -> LedgerFile:
 def activations_away(ledger: LedgerFile) -> LedgerFile:
     """What is saved for the way back is on the host meanwhile; what is under way takes some room."""
     kept = {number for numbers in ledger.owners.values() for number in numbers}
-    taken = {event[0]: (at, event[1]) for at, event in enumerate(ledger.events) if len(event) == _TAKES}
+    taken = {event[0]: (at, event[1]) for at, event in enumerate(ledger.events) if len(event) == TAKES}
     long = _LIVES_LONG * len(ledger.events) / max(1, ledger.updates)
     saved = [
         event[0]
@@ -107,26 +106,26 @@ def _with_workspace(ledger: LedgerFile, size: int) -> LedgerFile:
     """Some memory from the beginning to the end."""
     number = max((event[0] for event in ledger.events), default=0) + 1
     owners = {**ledger.owners, "workspace": [*ledger.owners.get("workspace", ()), number]}
-    place = next((event[2] for event in ledger.events if len(event) == _TAKES), 0)
+    place = next((event[2] for event in ledger.events if len(event) == TAKES), 0)
     return dataclasses.replace(ledger, events=[[number, size, place], *ledger.events], owners=owners)
 
 
 def _copies_of_weights(ledger: LedgerFile) -> set[int]:
     """What autocast makes of weights: as large as half of one, and made by a conversion."""
-    sizes = {event[0]: event[1] for event in ledger.events if len(event) == _TAKES}
+    sizes = {event[0]: event[1] for event in ledger.events if len(event) == TAKES}
     halves = {sizes[number] // 2 for number in ledger.owners.get("parameters", ()) if number in sizes}
     converts = {place for place, (*_, operator) in enumerate(ledger.places) if operator == "aten::_to_copy"}
     return {
         event[0]
         for event in ledger.events
-        if len(event) == _TAKES and event[2] in converts and event[1] in halves
+        if len(event) == TAKES and event[2] in converts and event[1] in halves
     }
 
 
 def _resized(ledger: LedgerFile, numbers: Sequence[int], size: Callable[[int], int]) -> LedgerFile:
     chosen = set(numbers)
     events = [
-        [event[0], size(event[1]), event[2]] if len(event) == _TAKES and event[0] in chosen else event
+        [event[0], size(event[1]), event[2]] if len(event) == TAKES and event[0] in chosen else event
         for event in ledger.events
     ]
     return dataclasses.replace(ledger, events=events)

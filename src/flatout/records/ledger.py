@@ -27,6 +27,8 @@ class LedgerFile:
     products: list[str] = dataclasses.field(default_factory=list)
     # How many samples the script moved to the device at a time; None where it made them there.
     batch: int | None = None
+    # Whether the allocator's segments grow (`expandable_segments`).
+    expandable: bool = False
     # What was asked that depends on values: by kind, where and how often.
     guessed: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 

@@ -145,6 +145,7 @@ class CompileUse:
     compiles: int
     recompiles: int
     compile_s: float
+    # Steps after the first ones in which something was compiled.
     compiles_in_steady_state: int
     graph_breaks: dict[str, int]
 

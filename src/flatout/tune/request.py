@@ -84,6 +84,11 @@ def command_of(command: JobCommand, levers: Sequence[Choice]) -> JobCommand:
     return command
 
 
+def under(request: ProfileRequest, levers: Sequence[Choice]) -> ProfileRequest:
+    """The same job with these levers on from its first step."""
+    return dataclasses.replace(request, order=order_of(levers), command=command_of(request.command, levers))
+
+
 def insist_on_known_levers(
     *, only: Iterable[str] = (), skip: Iterable[str] = (), allow: Iterable[str] = ()
 ) -> None:

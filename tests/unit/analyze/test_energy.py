@@ -2,13 +2,22 @@
 
 import gc
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from flatout.analyze.energy import EnergyFollower, energy
+from flatout.analyze.energy import EnergyFollower
 from flatout.records.device import DeviceSample
+from flatout.records.energy import Energy
 from tests.fakes.machines import h200_sample
+
+
+def energy(samples: Iterable[DeviceSample]) -> Energy:
+    follower = EnergyFollower()
+    for one in samples:
+        follower.add(one)
+    return follower.total()
 
 
 def sample(

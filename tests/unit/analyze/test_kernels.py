@@ -26,6 +26,13 @@ KERNELS = [
         None,
     ),
     ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction", None),
+    # Inductor names them after what they stand beside.
+    ("triton_poi_fused_convolution_relu_1", "memory_bound", None),
+    ("triton_poi_fused__scaled_dot_product_flash_attention_view_4", "memory_bound", None),
+    ("triton_per_fused_add_mm_native_layer_norm_2", "memory_bound", None),
+    ("triton_for_fused_adamw_3", "memory_bound", None),
+    ("triton_red_fused_convolution_backward_5", "reduction", None),
+    ("triton_tem_fused_mm_7", "matmul", None),
     # Others.
     ("ampere_sgemm_128x64_tn", "matmul", False),
     ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16_stage3", "matmul", True),

@@ -94,6 +94,26 @@ def test_on_a_cpu_the_peak_is_that_of_fp32() -> None:
     assert found.unknown["of_rated"] == "no rated fp32 peak"
 
 
+def test_on_a_card_without_bf16_the_peak_is_that_of_fp16() -> None:
+    found = of(counted(int(3e12)), rated=rated(fp16=65e12, fp32=8e12), limits=limits(fp16=40e12))
+    assert found.peak_dtype == "fp16"
+    assert (found.of_rated, found.of_measured) == (pytest.approx(30 / 65), pytest.approx(0.75))
+
+
+@pytest.mark.parametrize(("fp8_calls", "dtype"), [(3, "fp8"), (1, "bf16")])
+def test_a_job_that_computes_mostly_in_fp8_is_held_against_that_peak(fp8_calls: int, dtype: str) -> None:
+    moves = [
+        ["aten._scaled_mm", 100, 10, "float8_e4m3fn", fp8_calls],
+        ["aten.mm", 100, 10, "bfloat16", 2],
+        ["aten.add", 0, 10, "bfloat16", 99],
+    ]
+    found = of(counted(int(100e12), moves=moves), rated=rated(bf16=1100e12, fp8=1979e12))
+    assert found.peak_dtype == dtype
+    assert found.of_rated == pytest.approx(1000e12 / (1979e12 if dtype == "fp8" else 1100e12))
+    # Where nobody knows the peak of fp8, it is no yardstick.
+    assert of(counted(int(40e12), moves=moves)).peak_dtype == "bf16"
+
+
 def test_the_work_of_all_ranks_is_shared_by_their_devices() -> None:
     assert of(counted(int(320e12)), devices=8).of_measured == pytest.approx(0.5)
 

@@ -315,6 +315,18 @@ def test_compilations_are_summed_and_those_in_the_steady_state_are_told(tmp_path
     assert compiled.graph_breaks == {"print": 2}
 
 
+def test_compilations_that_never_end_are_seen_although_the_steady_state_begins_after_the_last(
+    tmp_path: Path,
+) -> None:
+    events = training(205)
+    ends = [place for place, event in enumerate(events) if event[0] == "step"]
+    for number in reversed(range(0, 205, 10)):
+        events.insert(ends[number], ("compile", 0, 5 * MS, number > 0))
+    write_rank(tmp_path, events, about())
+    compiled = profile_of(tmp_path).compile
+    assert (compiled.compiles, compiled.compiles_in_steady_state) == (21, 20)
+
+
 @pytest.mark.parametrize(
     ("sizes", "slope"),
     [

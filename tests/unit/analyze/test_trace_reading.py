@@ -3,9 +3,12 @@
 import gzip
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -203,6 +206,34 @@ def test_a_bomb_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for data in (gzip.compress(bomb), bomb):
         with pytest.raises(NotATrace, match="no event ends"):
             read_trace(written(tmp_path / "t.json", data))
+
+
+def test_a_compressed_trace_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    from flatout.analyze.trace.summary import summarize
+
+    text = trace(*({**KERNEL, "ts": n, "name": f"k{n * 7919}"} for n in range(5000)), deviceProperties=[])
+    whole = gzip.compress(text.encode())
+    path = written(tmp_path / "t.json.gz", whole[: len(whole) // 2])
+    found = summarize([path])
+    assert 1000 < found.events < 5000
+    assert "the file is cut off: what is left of it was read" in found.notes
+    assert chunks.head_of(path).startswith(b'{\n "schemaVersion"')
+
+
+def test_workers_do_not_outlive_a_reader_that_is_killed(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", trace(KERNEL))
+    code = (
+        "import multiprocessing, sys, time\nfrom pathlib import Path\n"
+        "from flatout.analyze.trace import reading\n"
+        "found = reading._decoded(Path(sys.argv[1]), 2)\nnext(found)\n"
+        "print(*(one.pid for one in multiprocessing.active_children()), flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in reader.stdout.readline().split()]
+        reader.kill()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

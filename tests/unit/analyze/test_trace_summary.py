@@ -85,6 +85,26 @@ def test_every_part_is_where_it_belongs(tmp_path: Path) -> None:
     assert (sync.count, sync.host_ms, sync.stall_ms) == (1.0, pytest.approx(1.31), pytest.approx(2.0))
 
 
+@pytest.mark.parametrize(
+    ("frame", "is_own"),
+    [
+        ("/home/me/torch/project/train.py(30): step", True),
+        ("/home/me/torch/train.py(30): step", True),
+        ("torch/_tensor.py(30): item", False),
+        ("/home/me/pytorch/torch/_tensor.py(30): item", False),
+        ("/home/me/pytorch/torch/nn/modules/module.py(30): _call_impl", False),
+    ],
+)
+def test_a_folder_called_torch_does_not_make_a_line_torchs_own(
+    frame: str, is_own: bool, tmp_path: Path
+) -> None:
+    trace = Trace()
+    a_step(trace, 0.0)
+    trace.events = [{**one, "name": frame} if one["name"] == ITEM else one for one in trace.events]
+    [sync] = trace.summary(tmp_path).syncs
+    assert (sync.where is not None) == is_own
+
+
 def test_a_wait_while_the_device_works_costs_nothing(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("user_annotation", "ProfilerStep#0", 0, 10)
@@ -135,6 +155,14 @@ def test_the_busiest_of_several_devices(tmp_path: Path) -> None:
     trace.add("kernel", ADD, 0, 1, args={"device": 0})
     trace.add("kernel", MATMUL, 0, 9, args={"device": 1})
     assert [one.name for one in trace.summary(tmp_path).kernels] == [MATMUL]
+
+
+@pytest.mark.parametrize("device", [["x"], [None], {"name": "x"}, "x", [], 7, [{"name": "an H200"}]])
+def test_a_head_of_any_form_is_read_as_far_as_it_is_known(device: Any, tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel(MATMUL, 1, 4.0)
+    found = trace.summary(tmp_path, deviceProperties=device, distributedInfo=device)
+    assert found.device_name == ("an H200" if device == [{"name": "an H200"}] else None)
 
 
 def test_ranks_side_by_side(tmp_path: Path) -> None:

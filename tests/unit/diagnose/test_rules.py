@@ -360,7 +360,11 @@ CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
         ],
         [seen(job={"device_shares": {"optimizer": 0.2}, "habits": {}})],
     ),
-    "F401": (seen(compile=compiled(compiles_in_steady_state=2)), [seen(compile=compiled())], [seen()]),
+    "F401": (
+        seen(compile=compiled(compiles_in_steady_state=4)),
+        [seen(compile=compiled(compiles_in_steady_state=3))],
+        [seen()],
+    ),
     "F402": (seen(compile=compiled(graph_breaks={"print": 3})), [seen(compile=compiled())], [seen()]),
     "F501": (seen(memory=memory(0.95)), [seen(memory=memory(0.9))], [seen(memory=MemoryUse())]),
     "F502": (
@@ -428,6 +432,20 @@ def test_what_should_give_most_comes_first_and_a_rule_that_breaks_hides_no_other
     assert gains == sorted(gains, reverse=True)
     assert found[0].code == "F101"
     assert "planted" in found[-1].evidence
+
+
+def test_what_moves_numbers_is_named_by_its_kernels_and_not_by_products() -> None:
+    product = dataclasses.replace(kernel("nvjet_sm90", 90.0), kind="matmul")
+    moving = [
+        kernel("void at::native::elementwise_kernel<128, 4>", 9.0),
+        kernel("triton_poi_fused_add_0", 5.0),
+    ]
+    there = seen(waterfall=parts(memory_bound=0.5), trace=trace(product, *moving))
+    finding = BY_CODE["F310"].look(there)
+    assert finding is not None
+    assert finding.evidence.endswith(
+        "most of it in void at::native::elementwise_kernel, triton_poi_fused_add_0"
+    )
 
 
 def test_codes_are_unique() -> None:

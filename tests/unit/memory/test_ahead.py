@@ -1,12 +1,17 @@
 """Answers that are there, or on their way, before they are asked for."""
 
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from flatout.memory.ahead import Ahead
+from flatout.memory.imagining import Imaginer
 from flatout.records.ledger import LedgerFile
 from flatout.records.plan import Choice
+from flatout.runtime.command import job_command
+from flatout.runtime.profiling import ProfileRequest
 
 ONE, TWO, THREE = (
     (Choice(id="bf16"),),
@@ -59,3 +64,20 @@ def test_what_was_not_begun_is_not_begun_and_errors_reach_whoever_asks() -> None
     with pytest.raises(ValueError, match="no such job"):
         end()
     assert len(begun) < 3
+
+
+def test_a_job_that_is_imagined_when_somebody_interrupts_is_ended(tmp_path: Path) -> None:
+    script, begun = tmp_path / "sleeps.py", tmp_path / "trials" / "1-imagined" / "stdout.txt"
+    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(3600)\n")
+    request = ProfileRequest(command=job_command([str(script)]))
+    imaginer = Imaginer(request, tmp_path / "trials", lambda *_: None)
+
+    def interrupted() -> None:
+        with Ahead(imaginer.ledger, [ONE], 1, imaginer.call_off):
+            while not begun.exists() or not begun.read_text():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not begun.with_name("trial.json").exists()

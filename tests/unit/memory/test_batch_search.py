@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import flatout  # noqa: E402
-from flatout.memory.batch_search import Search, TriedSize  # noqa: E402
+from flatout.memory.batch_search import Search, TriedSize, why  # noqa: E402
+from flatout.memory.batch_trials import Wish, _Meter  # noqa: E402
 from flatout.records.errors import CallerMistake, JobFailed  # noqa: E402
 
 MIB = 2**20
@@ -247,7 +248,22 @@ def test_a_budget_and_a_meter_of_ones_own() -> None:
     size, speed, peak, fits = found.tried[0]
     assert (size, peak, fits) == (4, 1040, True)
     assert speed
-    assert "within 3 %" in found.why
+    assert f"of {len(found.tried)} sizes that ran, {found.size} is the smallest within 3 %" in found.why
+
+
+def test_sizes_that_ran_out_are_not_among_those_that_ran() -> None:
+    tried = [TriedSize(8, 10.0, None, fits=True), TriedSize(16, None, None, fits=False)]
+    assert why(tried[0], tried, None).startswith("of 1 sizes that ran, 8 is")
+
+
+def test_a_trial_waits_for_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (1, 1))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    wish = Wish(step=lambda _batch: None, make_batch=lambda _size: None)
+    _Meter(wish, torch.device("cuda", 1)).wait()
+    assert waited == [torch.device("cuda", 1)]
 
 
 def test_each_trial_takes_two_steps_or_more_and_one_of_the_longest() -> None:

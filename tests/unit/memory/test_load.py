@@ -158,6 +158,16 @@ def test_what_fits_nowhere_is_split(tmp_path: Path) -> None:
     assert any("float32" in note for note in load.notes)
 
 
+def test_what_is_suggested_for_a_module_saved_whole_runs_and_says_what_it_trusts(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(300, 400), tmp_path / "whole.pt")
+    load = load_files([tmp_path / "whole.pt"], ["t4"])
+    (meta,) = [one for one in load.leaner if "without memory" in one.what]
+    assert any("weights_only=False" in line and "where you trust it" in line for line in meta.how)
+    names = {"torch": torch, "Model": lambda: torch.nn.Linear(300, 400)}
+    exec("\n".join(meta.how), names)
+    assert names["model"].weight.device.type == "cpu"  # type: ignore[attr-defined]
+
+
 def test_shards_come_one_after_the_other(tmp_path: Path) -> None:
     for number in (1, 2):
         torch.save({f"l{number}.w": torch.zeros(1000 * number)}, tmp_path / f"m-0000{number}-of-00002.bin")

@@ -145,6 +145,27 @@ def replicas(rank: int) -> dict[str, Any]:
     }
 
 
+def no_room_to_average(rank: int) -> dict[str, Any]:
+    """One rank gets through its whole batch, but has nothing left for what averaging needs."""
+    scene = Scene(rank)
+    right = mean_of(scene.whole())
+    wrapped = DistributedDataParallel(scene.model)
+    plain, asked = torch.empty, []
+
+    def full(*size: Any, **options: Any) -> Any:
+        if scene.calls == [16]:
+            asked.append(size)
+            raise torch.OutOfMemoryError("planted")
+        return plain(*size, **options)
+
+    torch.empty = full if rank else plain
+    try:
+        done = flatout.microbatch(scene.step(wrapped), scene.batch, wrapped)
+    finally:
+        torch.empty = plain
+    return {"parts": done.parts, "asked": len(asked), "right": alike(scene.gradients(), right)}
+
+
 def replicas_with_buffers(rank: int) -> dict[str, Any]:
     """DDP hands out buffers in forward: a rank that runs out before it would leave the other waiting."""
     scene = Scene(rank, model=nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
@@ -277,7 +298,13 @@ def models_that_strand(rank: int) -> dict[str, Any]:
     nested = failure_of(lambda: flatout.Microbatch(scene.step(inside), inside))
     sharded = nn.Linear(4, 2)
     fully_shard(sharded, mesh=torch.distributed.init_device_mesh("cpu", (RANKS,)))
-    return {"nested": nested, "sharded": failure_of(lambda: flatout.Microbatch(scene.step(sharded), sharded))}
+    synced = nn.Sequential(nn.Linear(4, 2), nn.SyncBatchNorm(2))
+    return {
+        "nested": nested,
+        "synced": failure_of(lambda: flatout.Microbatch(scene.step(synced), synced)),
+        "evaluating": failure_of(lambda: flatout.Microbatch(scene.step(synced), synced.eval())),
+        "sharded": failure_of(lambda: flatout.Microbatch(scene.step(sharded), sharded)),
+    }
 
 
 def searching(rank: int) -> dict[str, Any]:
@@ -300,7 +327,7 @@ def searching(rank: int) -> dict[str, Any]:
 SCENES = (
     *(one_rank_runs_out, batches_of_other_sizes, replicas, replicas_with_buffers, accumulating),
     *(used_on_one_rank_only, one_rank_fails, a_batch_that_cannot_be_split, nothing_fits, growing_back),
-    *(a_group_of_ones_own, a_hook_of_ones_own, models_that_strand, searching),
+    *(no_room_to_average, a_group_of_ones_own, a_hook_of_ones_own, models_that_strand, searching),
 )
 
 
@@ -363,6 +390,15 @@ def test_replicas_reduce_once_when_all_are_through(played: list[dict[str, Any]])
     assert of(played, replicas) == [expected, expected]
 
 
+def test_a_rank_without_room_for_averaging_says_so_before_the_others_wait(
+    played: list[dict[str, Any]],
+) -> None:
+    assert of(played, no_room_to_average) == [
+        {"parts": 2, "asked": 0, "right": True},
+        {"parts": 2, "asked": 1, "right": True},
+    ]
+
+
 def test_buffers_of_replicas_are_handed_out_before_anybody_can_run_out(played: list[dict[str, Any]]) -> None:
     first, second = of(played, replicas_with_buffers)
     assert first == second
@@ -413,6 +449,8 @@ def test_models_in_which_a_rank_could_strand_the_others_are_refused(played: list
     for told in of(played, models_that_strand):
         assert "DistributedDataParallel inside" in told["nested"][1]
         assert "a sharded model" in told["sharded"][1]
+        assert "a SyncBatchNorm in Sequential" in told["synced"][1]
+        assert told["evaluating"] == []
 
 
 def test_a_search_goes_the_same_way_on_all(played: list[dict[str, Any]]) -> None:

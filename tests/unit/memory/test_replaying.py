@@ -1,9 +1,9 @@
 """A ledger through the allocator: who holds what at the peak, and where that is."""
 
-import pytest
+import dataclasses
 
-from flatout.memory.allocator import MIB, OutOfMemory
-from flatout.memory.replaying import replay
+from flatout.memory.allocator import MIB
+from flatout.memory.replaying import fits, replay
 from flatout.records.ledger import LedgerFile
 
 PLACES = [("model.py", 3, "Model.__init__", ""), ("train.py", 20, "main", "aten::mm")]
@@ -47,10 +47,17 @@ def test_what_is_not_split_off_counts_as_what_lives_for_a_step() -> None:
 def test_a_device_with_an_end() -> None:
     events = ledger([1, 30 * MIB, 0], [1], [2, 36 * MIB, 0])
     assert replay(events).reserved_bytes == 66 * MIB
-    tight = replay(events, room_bytes=40 * MIB)
-    assert (tight.reserved_bytes, tight.retries) == (36 * MIB, 1)
-    with pytest.raises(OutOfMemory):
-        replay(events, room_bytes=34 * MIB)
+    assert fits(events, 40 * MIB)
+    assert not fits(events, 34 * MIB)
+
+
+def test_segments_that_grow_serve_what_fragments_could_not() -> None:
+    events = ledger(*([n, 15 * MIB, 0] for n in range(1, 5)), [1], [2], [3], [4], [5, 60 * MIB, 0])
+    assert replay(events).reserved_bytes == (4 * 16 + 60) * MIB
+    growing = dataclasses.replace(events, expandable=True)
+    assert replay(growing).reserved_bytes == 60 * MIB
+    assert fits(growing, 60 * MIB)
+    assert not fits(events, 60 * MIB)
 
 
 def test_nothing_was_asked_for() -> None:

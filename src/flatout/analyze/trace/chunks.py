@@ -5,6 +5,7 @@ gigabytes. Events are cut apart where one ends and the next begins; whoever deco
 was wrong, and asks for the piece to be scanned token by token (`scan`).
 """
 
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -21,6 +22,8 @@ CHUNK_BYTES = 8 << 20
 # No event is that large: a piece without an end is not a trace, or a bomb.
 LARGEST_EVENT_BYTES = 64 << 20
 _HEAD_BYTES = 16 << 20
+# At a time: of a file that is cut off, no more than the last bite is lost.
+_BITE_BYTES = 64 << 10
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST = re.compile(rb"\s*\[")
@@ -28,6 +31,7 @@ _BARE_LIST = re.compile(rb"\s*\[")
 _CUT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
 _GZIP = b"\x1f\x8b"
+_CUT_OFF = (EOFError, zlib.error, gzip.BadGzipFile)
 _READABLE = "a Chrome trace (JSON, plain or gzip), as torch.profiler writes it, or an export of nsys or ncu"
 
 
@@ -84,8 +88,12 @@ def pieces(path: Path) -> Iterator[Piece]:
 
 def head_of(path: Path) -> bytes:
     """What stands before the events: properties of devices, ranks, versions."""
-    with _opened(path) as file:
-        head = file.read(_HEAD_BYTES)
+    head = b""
+    with contextlib.suppress(*_CUT_OFF, OSError), _opened(path) as file:
+        for more in _chunks(file):
+            head += more
+            if len(head) >= _HEAD_BYTES or _LIST.search(head) is not None:
+                break
     found = _LIST.search(head)
     return head[: found.start()] if found is not None else b""
 
@@ -111,10 +119,25 @@ def scan(data: bytes) -> Scanned:
     return Scanned(objects, start if depth else len(data), ended=False)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> io.BufferedIOBase:
     with path.open("rb") as file:
         compressed = file.read(2) == _GZIP
-    return gzip.open(path, "rb") if compressed else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path, "rb") if compressed else path.open("rb")
+
+
+def _chunks(file: io.BufferedIOBase) -> Iterator[bytes]:
+    """Its bytes; where a compressed file is cut off, what there is, and then the error."""
+    chunk = bytearray()
+    try:
+        while more := file.read1(min(_BITE_BYTES, CHUNK_BYTES)):
+            chunk += more
+            if len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+    except _CUT_OFF:
+        yield bytes(chunk)
+        raise
+    yield bytes(chunk)
 
 
 def _begin(path: Path, head: bytes) -> int:
@@ -156,8 +179,7 @@ def _of_a_stream(path: Path) -> Iterator[Piece]:
     buffer, place, begun = b"", 0, False
     try:
         with gzip.open(path, "rb") as file:
-            stream = io.BufferedReader(file, 1 << 20)
-            while more := stream.read(CHUNK_BYTES):
+            for more in _chunks(file):
                 buffer += more
                 if not begun:
                     if len(buffer) < _HEAD_BYTES and _LIST.search(buffer) is None:
@@ -173,7 +195,7 @@ def _of_a_stream(path: Path) -> Iterator[Piece]:
                     continue
                 yield Piece(str(path), place, place + last, buffer[:last])
                 buffer, place = buffer[last:], place + last
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except _CUT_OFF as error:
         if not begun and not buffer:
             raise NotATrace(path, f"it cannot be decompressed: {error}") from error
         # Cut off in the middle: what came is read, and found to be incomplete.

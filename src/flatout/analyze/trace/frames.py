@@ -9,8 +9,10 @@ from flatout.analyze.trace.events import CODES, Columns
 
 # Of a frame: file, line and function, as the profiler writes them.
 _FRAME = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<function>.*)$")
+# torch itself may be built anywhere, and a user's own folder be called so: what lies in it tells.
 _LIBRARIES = re.compile(
-    r"site-packages|dist-packages|/torch/|^torch/|/lib/python\d|<frozen|<built-in|importlib"
+    r"site-packages|dist-packages|^torch/|/torch/(_|(amp|autograd|backends|cuda|distributed|fx|jit|nn|optim"
+    r"|profiler|utils)/|(functional|overrides|serialization)\.py)|/lib/python\d|<frozen|<built-in|importlib"
     r"|/flatout/(inside|levers|entry)/"
 )
 # Frames between a call and whoever is looked for: deeper stacks than this are given up.

@@ -15,6 +15,13 @@ Kind = Literal[
     "other_gpu",
 ]
 
+# Inductor names its kernels after operators that they stand beside: how such a name begins says more.
+_INDUCTORS: dict[str, Kind] = {
+    "triton_poi_": "memory_bound",
+    "triton_per_": "memory_bound",
+    "triton_for_": "memory_bound",
+    "triton_red_": "reduction",
+}
 # Parts of names, as regular expressions. The first kind that matches counts.
 _WORDS: dict[Kind, str] = {
     "communication": "nccl rccl AllReduce AllGather ReduceScatter nvshmem",
@@ -23,8 +30,8 @@ _WORDS: dict[Kind, str] = {
     "optimizer": "multi_tensor_apply [Ff]used_?[Aa]dam adamw? sgd_kernel lamb_",
     "convolution": "conv wgrad dgrad winograd implicit_gemm fprop im2col cudnn.*(nchw|nhwc)",
     "matmul": "gemm gemv nvjet cublas cutlass splitK triton_(tem|mm) _matmul _mm_ dot_kernel Cijk_",
-    "reduction": "reduce_kernel reduce_1Block triton_red arg(max|min) cumsum scan_ topk [Ss]ort DeviceReduce",
-    "memory_bound": "elementwise vectorized [Ss]oft[Mm]ax [Nn]orm triton_(poi|per|for) index gather scatter"
+    "reduction": "reduce_kernel reduce_1Block arg(max|min) cumsum scan_ topk [Ss]ort DeviceReduce",
+    "memory_bound": "elementwise vectorized [Ss]oft[Mm]ax [Nn]orm index gather scatter"
     " CatArray dropout embedding nll_loss fill copy transpose distribution masked where [gr]elu silu pool"
     " upsample random",
 }  # fmt: skip
@@ -36,6 +43,9 @@ _OFF = re.compile("sgemm|f32f32_f32f32|simt|dgemm|gemv|ffma")
 
 def kind_of(name: str) -> Kind:
     """The kind of work."""
+    inductors = _INDUCTORS.get(name[: len("triton_xxx_")])
+    if inductors is not None:
+        return inductors
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.search(name)), "other_gpu")
 
 

@@ -3,6 +3,8 @@
 import concurrent.futures
 import itertools
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +33,9 @@ _COLUMNS = (
     "bytes",
 )
 _SMALL_BYTES = 32 << 20
+
+# How often a worker looks whether whoever started it still lives.
+_LOOKS_EVERY_S = 1.0
 
 OnRead = Callable[[int, int], None]
 
@@ -66,11 +71,23 @@ def _decoded(path: Path, processes: int) -> Iterator[Columns]:
     if processes <= 1:
         yield from _mended((piece, None) for piece in pieces(path))
         return
-    with concurrent.futures.ProcessPoolExecutor(processes) as pool:
+    with concurrent.futures.ProcessPoolExecutor(processes, initializer=_end_with_the_parent) as pool:
         try:
             yield from _mended(_in_flight(pool, pieces(path), _AHEAD * processes))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_with_the_parent() -> None:
+    """In a worker: a parent that is killed tells nobody, and a pool's workers would wait for it for ever."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOKS_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def _in_flight(pool: Any, found: Iterable[Piece], at_most: int) -> Iterator[tuple[Piece, Any]]:

@@ -87,9 +87,8 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     has_device = bool(len(found.device_rows))
     busy = found.length - total(found.idle) if has_device else None
     on_cores = _tensor_core_share(found)
-    devices = head.get("deviceProperties") or [{}]
     kernels, operators = _kernels(found), _operators(found)
-    name = columns.device_name or devices[0].get("name")
+    name = columns.device_name or _device_name(head)
     reasons = {}
     if not found.step_ms:
         marks = "profiler.step(), or NVTX ranges as --nvtx writes them"
@@ -218,7 +217,8 @@ def _tensor_core_share(found: Timeline) -> float | None:
 
 
 def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSummary) -> RankTrace:
-    rank = (head.get("distributedInfo") or {}).get("rank")
+    ranks = head.get("distributedInfo")
+    rank = ranks.get("rank") if isinstance(ranks, dict) else None
     talks = found.parts.get("communication")
     # Where the device computes at the same time, the instant is not given to communication.
     exposed = total(talks) if talks is not None else 0
@@ -229,6 +229,12 @@ def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSumma
         busy_share=summary.busy_share,
         exposed_communication_ms=found.ms_of(exposed) if len(found.device_rows) else None,
     )
+
+
+def _device_name(head: dict[str, Any]) -> Any:
+    devices = head.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    return first.get("name") if isinstance(first, dict) else None
 
 
 def _head(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def look(seen: Seen) -> Finding | None:
         return None
     return RULE.finding(
         f"the allocator flushed its cache {retries} times",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True",
         severity="medium",
     )
 

@@ -1,9 +1,8 @@
 """Much of the step moves numbers and computes little.
 
 Elementwise operators, norms and softmaxes read and write whole tensors for an operation or two on each
-number. Fused, most of these trips are saved. Seen by the kernels of recorded steps, or where the floors are
-known by what only moves numbers in them. The gain assumes that fusion halves it. It can be wrong for code
-that is compiled already.
+number. Fused, most of these trips are saved. Seen by the kernels of recorded steps. The gain assumes that
+fusion halves it. It can be wrong for code that is compiled already.
 """
 
 from flatout.diagnose import policy
@@ -20,8 +19,9 @@ def look(seen: Seen) -> Finding | None:
     if share < policy.MEMORY_BOUND or seen.job.habit("compiles"):
         return None
     trace = seen.profile.trace
-    names = [one for one in trace.operators if one.name.startswith("aten::")][:3] if trace is not None else []
-    told = f", most of it in {', '.join(one.name for one in names)}" if names else ""
+    kernels = trace.kernels if trace is not None else ()
+    most = [one.name for one in kernels if one.kind in ("memory_bound", "reduction")][:2]
+    told = f", most of it in {', '.join(name.partition('<')[0][:60] for name in most)}" if most else ""
     speedup, arithmetic = without(share, 2.0)
     return RULE.finding(
         f"{share:.0%} of a step moves numbers and computes little{told}",

@@ -17,7 +17,7 @@ def look(seen: Seen) -> Finding | None:
     if trace is None or trace.tensor_core_share is None or capability is None or capability < (7, 0):
         return None
     off, products = 1.0 - trace.tensor_core_share, seen.share("matmul")
-    if off < policy.OFF_TENSOR_CORES or products < policy.MEMORY_BOUND / 3:
+    if off < policy.OFF_TENSOR_CORES or products < policy.PRODUCTS:
         return None
     fast, slow = seen.job.peaks.get("tf32") or seen.job.peaks.get("fp16"), seen.job.peaks.get("fp32")
     names = [one for one in trace.kernels if one.tensor_cores is False][:2]

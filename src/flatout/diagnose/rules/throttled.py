@@ -8,7 +8,8 @@ on purpose is no fault.
 from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding
 
-_HARMLESS = ("idle", "none", "application_clocks", "applications_clocks_setting")
+# A rest, and clocks that somebody set.
+_HARMLESS = ("idle", "application_clocks")
 
 
 def look(seen: Seen) -> Finding | None:

@@ -36,7 +36,8 @@ def vllm_plan(
     usable = gpu_bytes * (_SHARE - _WORKING)
     spread, why_spread = _spread(model, usable, gpu, gpus)
     room = usable * spread - model.weight_bytes
-    tokens = int(room // model.token_bytes)
+    copies = max(1, spread // model.cache_parts)
+    tokens = int(room // (model.token_bytes * copies))
     if tokens < min(_SHORTEST, context or _SHORTEST):
         left = memory_size(max(room, 0))
         raise EnvironmentProblem(

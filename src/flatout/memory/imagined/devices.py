@@ -36,6 +36,22 @@ def is_on_gpu(torch: Any, device: Any) -> bool:
     return isinstance(device, int) or torch.device(device).type == "cuda"
 
 
+def believe(torch: Any, fake_tensor: Any, ledger: Ledger, inside: list[int]) -> None:
+    """Where a fake tensor lies is a property of its class, which no mode sees: on the device for all who
+    ask, but on the host `inside` of torch's dispatch, where fakes are computed."""
+    real = fake_tensor.device
+
+    def device(self: Any) -> Any:
+        if not inside[0] and ledger.has(self.untyped_storage()):
+            return torch.device("cuda", 0)
+        return real.fget(self)
+
+    fake_tensor.device = property(device, real.fset)
+    fake_tensor.is_cuda = property(lambda self: self.device.type == "cuda")
+    fake_tensor.is_cpu = property(lambda self: self.device.type == "cpu")
+    fake_tensor.get_device = lambda self: 0 if self.is_cuda else -1
+
+
 def believer(torch: Any, ledger: Ledger, wanted: list[int], moving: list[int]) -> Any:
     """A mode that sees every function of torch before it is dispatched."""
     base: Any = torch.overrides.TorchFunctionMode

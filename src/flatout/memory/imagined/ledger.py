@@ -1,6 +1,8 @@
 """What an imagined device was asked for, and what was given back: one line of numbers for each."""
 
 import json
+import os
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,9 @@ from typing import Any
 from flatout.inside.calls import Call, Files, calls_now, way_of
 from flatout.records.session import LEDGER_FILE
 
+# By their precedence.
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*True")
 _NOWHERE: Call = ("", 0, "")
 
 
@@ -34,12 +39,18 @@ class Ledger:
         self.guessed: dict[str, dict[str, int]] = {}
         # In which types its products were computed.
         self.products: set[str] = set()
+        # How the allocator was set from within; None where its environment says it all.
+        self._allocator_settings: str | None = None
         # How many samples the script moved to the device last.
         self.batch: int | None = None
 
     def has(self, storage: Any) -> bool:
         """Whether this memory is the device's."""
         return storage in self._numbers
+
+    def set_allocator(self, settings: str) -> None:
+        """As the environment could have done it."""
+        self._allocator_settings = settings
 
     def host(self, storage: Any) -> None:
         """Memory of the host."""
@@ -120,10 +131,16 @@ class Ledger:
             "guessed": self.guessed,
             "products": sorted(self.products),
             "batch": self.batch,
+            "expandable": bool(_EXPANDABLE.search(self._settings_now())),
         }
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(document))
         part.rename(self._path)
+
+    def _settings_now(self) -> str:
+        if self._allocator_settings is not None:
+            return self._allocator_settings
+        return next((os.environ[name] for name in _ALLOCATOR_SETTINGS if name in os.environ), "")
 
     def _own(self, category: str, value: Any) -> None:
         if isinstance(value, self._torch.Tensor):

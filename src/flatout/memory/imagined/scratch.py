@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 # Of the device: multiprocessors, and threads on each.
-_MULTIPROCESSORS = 132
-_THREADS_PER_MULTIPROCESSOR = 2048
+MULTIPROCESSORS = 132
+THREADS_PER_MULTIPROCESSOR = 2048
 # Of torch's reductions: threads of a block, outputs that one thread computes at once, values for one thread.
 _THREADS, _AT_ONCE, _WARP = 512, 4, 32
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
@@ -112,7 +112,7 @@ def _sum(x: Any, dims: Any) -> int:
         return 0
     values = _up(inputs, down)
     grid = _up(outputs // width, across)
-    fitting = _MULTIPROCESSORS * (_THREADS_PER_MULTIPROCESSOR // (across * down))
+    fitting = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR // (across * down))
     if values < _MOST_VALUES or grid > fitting:
         return 0
     blocks = max(min(_up(fitting, grid), _up(values, _FEWEST_VALUES)), _up(values, _MOST_VALUES))

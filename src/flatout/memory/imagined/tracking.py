@@ -3,6 +3,7 @@
 import sys
 from typing import Any, ClassVar
 
+from flatout.memory.imagined.devices import is_on_gpu
 from flatout.memory.imagined.ledger import Ledger
 from flatout.memory.imagined.scratch import scratch_of
 
@@ -19,8 +20,11 @@ _WITH_BIAS = ("aten::addmm",)
 _OURS_AND_ONE, _NAMES_AND_ONE = 2, 4
 
 
-def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
-    """A mode; while `wanted` is positive, results are the device's whatever they are made of."""
+def tracker(torch: Any, ledger: Ledger, wanted: list[int], inside: list[int]) -> Any:
+    """A mode; while `wanted` is positive, results are the device's whatever they are made of.
+
+    `inside` counts how deep in it we are.
+    """
     base: Any = torch.utils._python_dispatch.TorchDispatchMode  # noqa: SLF001
     from torch._subclasses.fake_tensor import DynamicOutputShapeException as unknown_shapes  # noqa: N813
 
@@ -36,7 +40,13 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
         asked: ClassVar[set[tuple[str, bool]]] = set()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
+            inside[0] += 1
+            try:
+                return self._run(func, args, kwargs or {})
+            finally:
+                inside[0] -= 1
+
+        def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             name = func.name().partition(".")[0]
             if name == "aten::_local_scalar_dense":
                 ledger.guess("item")
@@ -44,6 +54,10 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int]) -> Any:
             on_device = wanted[0] > 0 or (
                 wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
             )
+            if is_on_gpu(
+                torch, kwargs.get("device")
+            ):  # from within a function of torch, where no mode sees it
+                kwargs, on_device = {**kwargs, "device": torch.device("cpu")}, True
             if on_device and name in _PRODUCTS:
                 ledger.products.add(str(args[1].dtype).removeprefix("torch."))
                 self._ask_for_workspace("product", _WORKSPACE_BYTES, name)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flatout.memory.imagined.devices import believer
+from flatout.memory.imagined.devices import believe, believer
 from flatout.memory.imagined.ledger import Ledger
 from flatout.memory.imagined.stand_ins import stand_in
 from flatout.memory.imagined.tracking import tracker
@@ -15,12 +15,13 @@ def imagine(torch: Any, folder: Path) -> Ledger:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     ledger = Ledger(torch, folder)
-    wanted, moving = [0], [0]
+    wanted, moving, inside = [0], [0], [0]
     stand_in(torch, moving, ledger)
+    believe(torch, fake.FakeTensor, ledger, inside)
     believes = believer(torch, ledger, wanted, moving)
     for mode in (
         fake.FakeTensorMode(allow_non_fake_inputs=True),
-        tracker(torch, ledger, wanted),
+        tracker(torch, ledger, wanted, inside),
         believes,
     ):
         mode.__enter__()
