@@ -69,6 +69,7 @@ def test_what_a_gpu_noted_leads_to_levers_that_make_it_fit(tmp_path: Path) -> No
         "parts": {"activations": 1000 * MIB, "parameters": 100 * MIB},
         "updates": 0,
         "phase": "forward",
+        "stacks_kept": False,
     }
     (rank / "out-of-memory.json").write_text(json.dumps(noted))
     (rank / "out-of-memory.pickle").write_bytes(b"torch's own")
@@ -80,6 +81,7 @@ def test_what_a_gpu_noted_leads_to_levers_that_make_it_fit(tmp_path: Path) -> No
     assert found.others_bytes == (1700 - 10 - 1300) * MIB
     assert round(found.fragmented_share, 2) == 0.15
     assert found.snapshot == str(rank / "out-of-memory.pickle")
+    assert "lines of what was asked for since are not known" in found.notes[0]
     way = restart_with(found)
     assert way is not None
     assert way.fits

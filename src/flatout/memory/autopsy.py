@@ -19,6 +19,11 @@ from flatout.runtime.trial import OnProgress
 _SAME = ("exact", "memory")
 
 
+_LINES_NOT_KEPT = (
+    "the GPU was far from full when it was last looked at: lines of what was asked for since are not known"
+)
+
+
 def autopsy(
     request: ProfileRequest, run: str, place: Path, on_progress: OnProgress, *, look_for_fixes: bool = True
 ) -> Autopsy | None:
@@ -31,7 +36,7 @@ def autopsy(
     if not found:
         return None
     rank, folder, noted = found[0]
-    notes = []
+    notes = [] if noted.stacks_kept else [_LINES_NOT_KEPT]
     fixes: tuple[FitOption, ...] = ()
     if look_for_fixes and noted.on_gpu and noted.device_bytes:
         try:

@@ -47,6 +47,8 @@ KERNELS = [
     ("Memcpy HtoD (Pageable -> Device)", "copy", None),
     ("Memset (Device)", "copy", None),
     ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", "matmul", None),
+    ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>", "memory_bound", None),
+    ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>", "memory_bound", None),
     ("my_own_kernel(int*)", "other_gpu", None),
 ]
 

@@ -33,7 +33,7 @@ _WORDS: dict[Kind, str] = {
     "reduction": "reduce_kernel reduce_1Block arg(max|min) cumsum scan_ topk [Ss]ort DeviceReduce",
     "memory_bound": "elementwise vectorized [Ss]oft[Mm]ax [Nn]orm index gather scatter"
     " CatArray dropout embedding nll_loss fill copy transpose distribution masked where [gr]elu silu pool"
-    " upsample random",
+    " upsample random bn_(fw|bw)_",
 }  # fmt: skip
 _PATTERNS = {kind: re.compile("|".join(words.split())) for kind, words in _WORDS.items()}
 # Products on tensor cores name their precision or their instruction; some libraries have no others.
