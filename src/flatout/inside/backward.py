@@ -82,9 +82,8 @@ class BackwardTap:
         if "backward" in session.failed:
             return None
         try:
-            roots = args[0] if args else ()
-            root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
-            return session.gpu.loss(root)
+            roots: Any = args[0] if args else ()
+            return session.gpu.loss(roots[0]) if len(roots) == 1 else None
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             session.failed.setdefault("backward", f"{type(error).__name__}: {error}")
             return None

@@ -76,9 +76,11 @@ class HabitsTap:
         self._chooses_attention = self._chooses_attention or not _all_attention_allowed(self._session.torch)
         if "root_call" not in self._where:
             self._where["root_call"] = users_place(self._session.torch)
-        if self._session.on_gpu and self._random_state is not True:
+        cuda = self._session.torch.cuda
+        # While a graph is captured, nobody may ask.
+        if self._session.on_gpu and self._random_state is not True and not cuda.is_current_stream_capturing():
             # The host's generator serves loaders too; the device's serves the model alone.
-            state = self._session.torch.cuda.get_rng_state(self._session.device).tolist()
+            state = cuda.get_rng_state(self._session.device).tolist()
             if self._random_state is not None and state != self._random_state:
                 self._random_state = True
             else:

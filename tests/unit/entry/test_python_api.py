@@ -90,6 +90,8 @@ def test_a_plan_is_applied_and_taken_off_again() -> None:
 
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     plan(Choice(id="fused-optimizer")).write(tmp_path / "flatout.toml")
+    without = flatout.apply(plan(Choice(id="loader", settings={"num_workers": 1})), *parts()[:2])
+    assert without.dropped == {"loader": "no loader was given"}
     assert flatout.apply(tmp_path / "flatout.toml", *parts()[:2]).levers == ("fused-optimizer",)
     with pytest.raises(BadConfig):
         flatout.apply(tmp_path / "none.toml", *parts())
@@ -173,6 +175,20 @@ def test_undoing_leaves_the_users_own_compiled_call() -> None:
     applied = flatout.apply(plan(Choice(id="fused-optimizer")), model, optimizer)
     applied.undo()
     assert model.__dict__["_compiled_call_impl"] is own
+
+
+def test_levers_belong_inside_of_what_ranks_are_wrapped_in() -> None:
+    class DistributedDataParallel(nn.Sequential):
+        """As much of torch's as is looked at."""
+
+    model, optimizer, _ = parts()
+    wrapped = DistributedDataParallel()
+    wrapped.module = model
+    applied = flatout.apply(plan(Choice(id="fused-optimizer")), wrapped, optimizer)
+    assert "_compiled_call_impl" in model.__dict__
+    assert "_compiled_call_impl" not in wrapped.__dict__
+    applied.undo()
+    assert "_compiled_call_impl" not in model.__dict__
 
 
 @pytest.mark.parametrize(
