@@ -90,10 +90,11 @@ class Scene:
             return None
         target = inner_of(root) or root
         seat = Seat(target, lambda as_written: self.call_of(target, as_written))
-        self._begin(target)
+        self.begin(target)
         return seat
 
-    def _begin(self, root: Any) -> None:
+    def begin(self, root: Any) -> None:
+        """One more that trains: levers come on with the first, and know of all of them."""
         self._roots.append(root)
         if self.device is None:
             self.device = next((parameter.device for parameter in root.parameters()), None)
