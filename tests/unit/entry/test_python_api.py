@@ -120,6 +120,42 @@ def test_evaluation_runs_as_written() -> None:
         assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
 
 
+@pytest.mark.parametrize(
+    ("rates", "wanted", "chosen", "says"),
+    [
+        ([960.0, 1005.0, 2000.0], 1000.0, 2, "deliver 1005"),
+        ([960.0, 1005.0, 1100.0], None, 4, "deliver 1100"),
+        ([500.0, 960.0, 990.0], 1000.0, 2, "no count delivers 1000"),
+    ],
+)
+def test_the_fewest_workers_that_deliver_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, rates: list[float], wanted: float | None, chosen: int, says: str
+) -> None:
+    monkeypatch.setattr(loading, "worker_counts", lambda _host: [0, 2, 4])
+    by_count = dict(zip([0, 2, 4], rates, strict=True))
+    monkeypatch.setattr(loading, "_rate", lambda _data, count, *_: by_count[count])
+    found = flatout.loader_settings(Slow(), samples_per_s=wanted)
+    assert found.settings["num_workers"] == chosen
+    assert says in found.reason
+
+
+def test_a_rate_is_of_samples_whoever_makes_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: float(next(clock)))
+    data = torch.arange(6)
+    # A batch takes two readings of this clock, one a second; the end of a pass takes one.
+    by_sampler = loading._rate(data, 0, 1, 40.0, {"batch_sampler": [[0, 1, 2], [3, 4, 5]]})
+    by_size = loading._rate(data, 0, 3, 40.0, {})
+    assert by_sampler == pytest.approx(by_size, rel=0.1)
+    with_a_short_one = loading._rate(data, 0, 4, 40.0, {})
+    assert with_a_short_one == pytest.approx(by_size, rel=0.1)
+    with pytest.raises(CallerMistake, match="no batch"):
+        loading._rate(torch.arange(0), 0, 2, 40.0, {})
+    with pytest.raises(CallerMistake, match="no batch"):
+        loading._rate(torch.arange(1), 0, 2, 40.0, {"drop_last": True})
+    assert loading._rate(Endless(), 0, 2, 40.0, {}) > 0
+
+
 def test_workers_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     # They sleep, and need no cores: four are four times as fast on any machine.
     monkeypatch.setattr(loading, "worker_counts", lambda _host: [0, 1, 4])
