@@ -127,7 +127,8 @@ class Replay:
     def unfinished(self) -> tuple[int, int]:
         """Training calls and evaluation calls since the last update."""
         calls = [event for event in self._open if event[0] == "forward"]
-        return sum(bool(event[4]) for event in calls), sum(not event[4] for event in calls)
+        trained = sum(bool(event[4]) for event in calls)
+        return trained, sum(_calls(event) for event in calls if not event[4])
 
     def is_evaluating(self) -> bool:
         """Whether the last call of a model kept no gradients, and no update has come since."""
@@ -208,8 +209,8 @@ def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_roo
     tokens: dict[int, int] = {}
     for span in spans:
         event, kind = span.event, span.kind
-        if kind == "forward" and not calls.trains(span.event):
-            step["evaluations"] += 1
+        if kind == "forward" and not calls.trains(event):
+            step["evaluations"] += _calls(event)
             if event[4]:  # kept gradients, so no stretch covers it
                 step["evaluation_ns"] += span.own_ns
             continue
@@ -221,6 +222,11 @@ def build_step(events: Sequence[Event], started_ns: int, ended_ns: int, lead_roo
     root = lead_root if lead_root in samples or not samples else max(samples, key=samples.__getitem__)
     step["samples"], step["tokens"] = samples.get(root, 0), tokens.get(root, 0)  # type: ignore[arg-type]
     return step
+
+
+def _calls(event: Event) -> int:
+    """How many calls an event stands for: where they are many, those without gradients come as sums."""
+    return int(event[9]) if len(event) > 9 else 1
 
 
 def _count(step: Step, event: Event, samples: dict[int, int], tokens: dict[int, int]) -> None:

@@ -230,7 +230,7 @@ def _models(
 ) -> int:
     """Each model for each use, with each batch: a table."""
     from flatout.memory.fit import fit_job
-    from flatout.records.errors import EXIT_DONE, CallerMistake
+    from flatout.records.errors import EXIT_DONE, CallerMistake, JobFailed
     from flatout.records.places import PROJECT_FOLDER
     from flatout.report.fit import draw_models
 
@@ -242,29 +242,39 @@ def _models(
                 remedy="it is the small file beside a model's weights",
             )
     job = {**job, "as_module": True}
-    rows = []
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    problem: JobFailed | None = None
     for path in configs:
         whole = path.resolve()
         name = (whole.parent if whole.name == "config.json" else whole).name
         for use in ("training", "lora", "inference"):
             for size in sizes:
+                row = {"model": name, "use": use, "batch": size, "context": context}
                 words = ("flatout.entry.hugging_face_job", str(path), use, str(size), str(context))
                 text = f"imagining {name}, {use}, batch {size}"
-                with new_run(output, "fit") as folder, output.progress(text) as progress:
-                    fit = fit_job(
-                        request_for(words, **job),
-                        folder.manifest.id,
-                        folder.path,
-                        progress,
-                        gpus=gpus,
-                        look_for_ways=False,
-                    )
-                    fit = _kept(fit, folder)
-                rows.append({"model": name, "use": use, "batch": size, "context": context, "fit": fit})
+                try:
+                    with new_run(output, "fit") as folder, output.progress(text) as progress:
+                        fit = fit_job(
+                            request_for(words, **job),
+                            folder.manifest.id,
+                            folder.path,
+                            progress,
+                            gpus=gpus,
+                            look_for_ways=False,
+                        )
+                        rows.append({**row, "fit": _kept(fit, folder)})
+                except JobFailed as error:  # one row less; the others stand
+                    problem = error
+                    failed.append({**row, "reason": error.received.splitlines()[-1].strip()})
+    if problem is not None and not rows:
+        raise problem
     if output.as_json:
-        output.document("fit", 1, {"models": rows})
+        output.document("fit", 1, {"models": rows, **({"left_out": failed} if failed else {})})
     else:
         draw_models(rows, output.console())
+        for one in failed:
+            output.notice(f"left out: {one['model']}, {one['use']}, batch {one['batch']}: {one['reason']}")
         output.notice(f"the pictures: {PROJECT_FOLDER}/runs/*-fit-*/report.html, a page for each row")
     return EXIT_DONE
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from flatout.inside.loader_anew import loader_with
 from flatout.inside.scene import Scene
+from flatout.inside.seats import Seat
 from flatout.records.plan import Plan, read_plan
 from flatout.records.session import Order
 
-_SEAT = "_compiled_call_impl"
 # Done before Python starts, or by whoever starts it.
 _NOT_HERE = {"batch-size": "the batch size is yours to set: give the loader the new size"}
 
@@ -26,7 +26,7 @@ class Applied:
     # Levers that are on, and those that could not be applied or failed since, with the reason.
     _facts: dict[str, Any]
     _scene: Scene
-    _found: Any
+    _seat: Seat | None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
@@ -44,10 +44,8 @@ class Applied:
     def undo(self) -> None:
         """Take everything off again; a loader that was made anew stays what it is."""
         self._scene.switch([])
-        if self._found is None:
-            self.model.__dict__.pop(_SEAT, None)
-        else:  # the user's own `model.compile()`
-            self.model.__dict__[_SEAT] = self._found
+        if self._seat is not None:
+            self._seat.leave()
 
 
 def apply(plan: Plan | str | Path, model: Any, optimizer: Any = None, loader: Any = None) -> Applied:
@@ -74,13 +72,13 @@ def apply(plan: Plan | str | Path, model: Any, optimizer: Any = None, loader: An
     facts: dict[str, Any] = session.facts["levers"]
     if optimizer is not None:
         scene.optimizer_made(optimizer)
-    found = model.__dict__.get(_SEAT)
-    model.__dict__[_SEAT] = scene.call_of(model, found or model._call_impl)  # noqa: SLF001
-    scene.begin(model)
+    seat = scene.sit(model)
     for choice in plan.levers:
-        if choice.id == "loader" and loader is not None:
-            loader, reason = loader_with(loader, choice.settings)
+        if choice.id == "loader":
+            reason = "no loader was given"
+            if loader is not None:
+                loader, reason = loader_with(loader, choice.settings)
             facts["loader"] = {"dropped": reason} if reason else {"applied": True}
         elif choice.id in _NOT_HERE:
             facts[choice.id] = {"dropped": _NOT_HERE[choice.id]}
-    return Applied(model, optimizer, loader, facts, scene, found)
+    return Applied(model, optimizer, loader, facts, scene, seat)

@@ -61,7 +61,7 @@ def _answered(model: Any, requests: list[Request]) -> list[list[int]]:
     generator = generator or generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
     if isinstance(generator, Generator):
         return generator.generate(requests)
-    warnings.warn(f"flatout.generate leaves this model to its own generate(): {generator}", stacklevel=4)
+    warnings.warn(f"flatout.generate leaves this model to its own generate(): {generator}", stacklevel=3)
     return [_by_itself(model, request) for request in requests]
 
 

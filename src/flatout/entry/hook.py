@@ -22,11 +22,11 @@ _SUPERVISOR_MODULES = (
 )
 
 
-def _arm(torch: ModuleType) -> None:
+def _arm(torch: ModuleType, order_path: str) -> None:
     try:
         from flatout.inside.session import start_session
 
-        session = start_session(torch, os.environ[SESSION_VARIABLE])
+        session = start_session(torch, order_path)
         if session.order.imagine:
             from flatout.memory.imagined.world import imagine
 
@@ -40,17 +40,16 @@ def _arm(torch: ModuleType) -> None:
 
             FiniteUpdates(session).install()
     except Exception as error:  # noqa: BLE001 - a session that cannot start must not stop the job
-        _note_failure(error)
+        _note_failure(error, order_path)
 
 
-def _note_failure(error: Exception) -> None:
+def _note_failure(error: Exception, order_path: str) -> None:
     """Leave a word beside the order, where there is one; the parent reads it."""
-    if not os.path.exists(os.environ[SESSION_VARIABLE]):  # noqa: PTH110
-        return
     try:
-        with open(f"{os.environ[SESSION_VARIABLE]}.failed", "a") as file:  # noqa: PTH123
-            file.write(f"{os.getpid()} {type(error).__name__}: {error}\n")
-    except OSError:
+        if os.path.exists(order_path):  # noqa: PTH110
+            with open(f"{order_path}.failed", "a") as file:  # noqa: PTH123
+                file.write(f"{os.getpid()} {type(error).__name__}: {error}\n")
+    except Exception:  # noqa: BLE001 - nobody is left to tell
         return
 
 
@@ -76,18 +75,19 @@ def install() -> None:
     if SESSION_VARIABLE not in os.environ or _installed:
         return
     _installed.append(True)
+    order_path = os.environ[SESSION_VARIABLE]  # a script may delete it before it imports torch
     try:
         from flatout.entry.protection import protect
         from flatout.inside.imports import after_import
         from flatout.records.session import Order
 
-        order = Order.read(Path(os.environ[SESSION_VARIABLE]))
+        order = Order.read(Path(order_path))
         if order.trial:
             protect(order)
         if not is_supervisor(sys.orig_argv):
-            after_import("torch", _arm)
+            after_import("torch", lambda torch: _arm(torch, order_path))
     except Exception as error:  # noqa: BLE001 - whatever goes wrong here would look like the script breaking
-        _note_failure(error)
+        _note_failure(error, order_path)
 
 
 _installed: list[bool] = []

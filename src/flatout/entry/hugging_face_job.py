@@ -6,6 +6,8 @@ python -m flatout.entry.hugging_face_job CONFIG USE BATCH CONTEXT
 import sys
 from typing import Any
 
+from flatout.levers.blocks import repeated_blocks
+
 _RANK = 16
 
 
@@ -46,7 +48,7 @@ def _read(torch: Any, model: Any, tokens: Any) -> None:
 
 
 def _adapt(torch: Any, model: Any) -> None:
-    """Two thin matrices beside each square-ish one of the attention; the rest stays as it is."""
+    """Two thin matrices beside each projection, of attention and of what follows it; the rest stays."""
     nn = torch.nn
     base: Any = nn.Module
     model.requires_grad_(False)
@@ -55,16 +57,42 @@ def _adapt(torch: Any, model: Any) -> None:
         def __init__(self, layer: Any) -> None:
             super().__init__()
             self.layer = layer
-            self.down = nn.Linear(layer.in_features, _RANK, bias=False, device="cuda")
-            self.up = nn.Linear(_RANK, layer.out_features, bias=False, device="cuda")
+            weight = layer.weight
+            outputs, inputs = weight.shape if isinstance(layer, nn.Linear) else weight.shape[::-1]
+            self.down = nn.Linear(inputs, _RANK, bias=False, device=weight.device)
+            self.up = nn.Linear(_RANK, outputs, bias=False, device=weight.device)
+
+        @property
+        def weight(self) -> Any:  # some models look at its precision
+            return self.layer.weight
 
         def forward(self, x: Any) -> Any:
             return self.layer(x) + self.up(self.down(x))
 
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and name.endswith("proj"):
-                setattr(module, name, Adapted(child))
+    for module, name in _projections(torch, model):
+        setattr(module, name, Adapted(getattr(module, name)))
+
+
+def _projections(torch: Any, model: Any) -> list[tuple[Any, str]]:
+    """What is called so; in models that call it otherwise, all products inside of their blocks."""
+    everywhere = [(module, *one) for module in model.modules() for one in module.named_children()]
+    named = [
+        (module, name)
+        for module, name, child in everywhere
+        if isinstance(child, torch.nn.Linear) and name.endswith("proj")
+    ]
+    if named:
+        return named
+    inside = {id(part) for block in repeated_blocks(torch, [model]) for part in block.modules()}
+    found = [
+        (module, name)
+        for module, name, child in everywhere
+        # As GPT-2 has it: a Linear whose weight lies the other way round.
+        if id(module) in inside and (isinstance(child, torch.nn.Linear) or type(child).__name__ == "Conv1D")
+    ]
+    if not found:
+        sys.exit("no adapters for this model: its blocks have no linear layers that could be found")
+    return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from flatout.entry.importable import import_again
+from flatout.levers.outputs import map_tensors
 
 
 def main(optimizer_name: str, *places: str) -> None:
@@ -20,7 +21,7 @@ def main(optimizer_name: str, *places: str) -> None:
         _only_compute(torch, model.eval(), batch_of)
     optimizer = getattr(torch.optim, optimizer_name)(model.parameters())
     while True:
-        batch = _moved(torch, batch_of())
+        batch = _moved(batch_of())
         loss = loss_of(_called(model, batch), batch)
         optimizer.zero_grad()
         loss.backward()
@@ -32,7 +33,7 @@ def _only_compute(torch: Any, model: Any, batch_of: Any) -> None:
     nothing = torch.optim.SGD(model.parameters())
     while True:
         with torch.no_grad():
-            _called(model, _moved(torch, batch_of()))
+            _called(model, _moved(batch_of()))
         nothing.step()
 
 
@@ -53,14 +54,8 @@ def _loss_of(output: Any, _batch: Any) -> Any:
     return output if output.dim() == 0 else output.float().pow(2).mean()
 
 
-def _moved(torch: Any, batch: Any) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to("cuda")
-    if isinstance(batch, dict):
-        return {name: _moved(torch, value) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_moved(torch, value) for value in batch)
-    return batch
+def _moved(batch: Any) -> Any:
+    return map_tensors(lambda tensor: tensor.to("cuda"), batch)
 
 
 if __name__ == "__main__":

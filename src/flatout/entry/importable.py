@@ -39,7 +39,7 @@ def import_again(place: str, name: str) -> Any:
     import importlib
     import runpy
 
-    if place.endswith(".py"):
+    if Path(place).is_absolute():  # as `where_found` has it, whatever a script's name ends in
         # As multiprocessing does it: the script's own `if __name__ == "__main__"` must not run.
         return runpy.run_path(place, run_name="__flatout_main__")[name]
     return getattr(importlib.import_module(place), name)

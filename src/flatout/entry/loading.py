@@ -1,15 +1,18 @@
 """`flatout.prefetch` and `flatout.loader_settings`: batches that are there when the step wants them."""
 
+import collections
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flatout.hardware.host import read_host
 from flatout.inside.overrides import refusal_of_workers
 from flatout.levers.prefetching import Prefetched
+from flatout.records.errors import CallerMistake
 from flatout.runtime.sweep import worker_counts
 
+_OF_THE_SAMPLER = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 # More workers must bring this much more to be worth their memory.
 _WORTH = 0.05
 
@@ -74,7 +77,9 @@ def loader_settings(
         if samples_per_s is not None and tried[-1].samples_per_s >= samples_per_s:
             break
     fastest = max(one.samples_per_s for one in tried)
-    enough = fastest * (1 - _WORTH) if samples_per_s is None else min(samples_per_s, fastest * (1 - _WORTH))
+    enough = fastest * (1 - _WORTH)
+    if samples_per_s is not None and fastest >= samples_per_s:
+        enough = samples_per_s
     chosen = next(one for one in tried if one.samples_per_s >= enough)
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, **pinned}
     if chosen.num_workers:
@@ -87,20 +92,14 @@ def loader_settings(
 
 
 def _rate(data_set: Any, workers: int, batch_size: int, seconds: float, more: dict[str, Any]) -> float:
-    """Samples a second once the first batch is there; a data set that ends too soon begins again."""
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(
-        data_set,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        **{**({} if "batch_sampler" in more else {"batch_size": batch_size}), **more},
-    )
+    """Samples a second once the first batches are there; a data set that ends too soon begins again."""
+    loader, sizes = _sized_loader(data_set, workers, batch_size, more)
     batches = iter(loader)
-    # Every worker has its first batches lying ready by then: those do not count.
+    # Every worker has its first batches lying ready by then: those do not count, if others come in time.
     warm = 2 * workers + 1
-    seen, began = 0, time.perf_counter()
-    deadline = began + 10 * seconds
+    seen = samples = before = in_this_pass = 0
+    started = began = time.perf_counter()
+    deadline = started + 10 * seconds
     while True:
         now = time.perf_counter()
         if now > deadline or (seen > warm and now - began >= seconds):
@@ -108,10 +107,47 @@ def _rate(data_set: Any, workers: int, batch_size: int, seconds: float, more: di
         try:
             next(batches)
         except StopIteration:
-            batches = iter(loader)
+            if not in_this_pass:
+                raise CallerMistake(
+                    "the data set yields no batch",
+                    expected="one with some samples, or with a whole batch of them where drop_last is set",
+                    remedy="len(data_set), and one pass over its loader, show what is there",
+                ) from None
+            batches, in_this_pass = iter(loader), 0
             continue
-        seen += 1
+        seen, in_this_pass = seen + 1, in_this_pass + 1
+        samples += sizes.popleft() if sizes else batch_size
         if seen == warm:
-            began = time.perf_counter()
-    counted = max(1, seen - warm)
-    return counted * batch_size / max(1e-9, time.perf_counter() - began)
+            before, began = samples, time.perf_counter()
+    if seen <= warm:
+        before, began = 0, started
+    return (samples - before) / max(1e-9, time.perf_counter() - began)
+
+
+def _sized_loader(
+    data_set: Any, workers: int, batch_size: int, more: dict[str, Any]
+) -> tuple[Any, collections.deque[int]]:
+    """A loader, and the sizes of its batches as they are asked for, where a sampler asks for them."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    own = {} if "batch_sampler" in more else {"batch_size": batch_size}
+    settings = {"num_workers": workers, "persistent_workers": workers > 0, **own, **more}
+    loader = DataLoader(data_set, **settings)
+    sizes: collections.deque[int] = collections.deque()
+    if isinstance(data_set, IterableDataset) or loader.batch_sampler is None:
+        return loader, sizes
+    asked = _Asked(loader.batch_sampler, sizes)
+    others = {name: value for name, value in settings.items() if name not in _OF_THE_SAMPLER}
+    return DataLoader(data_set, batch_sampler=asked, **others), sizes
+
+
+class _Asked:
+    """A batch sampler that notes how many samples each batch has, in the order in which they will come."""
+
+    def __init__(self, batches: Any, sizes: collections.deque[int]) -> None:
+        self._batches, self._sizes = batches, sizes
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._sizes.append(len(batch))
+            yield batch

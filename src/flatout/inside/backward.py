@@ -5,14 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
+from flatout.levers.autograd_engine import ENGINE
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
-
-
-# Below `torch.autograd.backward`, where both it and `autograd.grad` arrive: a frame of ours above would shift
-# the line that Python's warnings name.
-_ENGINE = "_engine_run_backward"
 
 
 class BackwardTap:
@@ -25,7 +21,7 @@ class BackwardTap:
     def install(self) -> None:
         """Patch the function where `torch.autograd` looks it up."""
         autograd = self._session.torch.autograd
-        self._patches = [Patch(autograd, _ENGINE, self._watched(getattr(autograd, _ENGINE)))]
+        self._patches = [Patch(autograd, ENGINE, self._watched(getattr(autograd, ENGINE)))]
 
     def remove(self) -> None:
         """Put the function back."""
@@ -82,9 +78,8 @@ class BackwardTap:
         if "backward" in session.failed:
             return None
         try:
-            roots = args[0] if args else ()
-            root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
-            return session.gpu.loss(root)
+            roots: Any = args[0] if args else ()
+            return session.gpu.loss(roots[0]) if len(roots) == 1 else None
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             session.failed.setdefault("backward", f"{type(error).__name__}: {error}")
             return None

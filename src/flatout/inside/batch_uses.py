@@ -6,12 +6,12 @@ the loop's own source must show the same, for what runs only now and then.
 """
 
 import importlib
-import sys
 import threading
 from typing import Any
 
 from flatout.inside.loop_reading import copied_first
 from flatout.levers.batches import leaves
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.levers.device_prefetch import data_set_name
 from flatout.levers.places import users_frame
 
@@ -42,7 +42,8 @@ class BatchUses:
         """A loader has yielded a batch to the loop."""
         self._end()
         self._came += 1
-        if self._came not in _WATCHED or self._compiles():
+        # A mode would make compiled code compile again; on top of another, that one's block would end ours.
+        if self._came not in _WATCHED or graphs_compiled() or _modes():
             return
         self._data_set = data_set_name(iterator._dataset)  # noqa: SLF001
         found = dict(leaves(batch))
@@ -87,16 +88,15 @@ class BatchUses:
         while (
             self._over
             and self._over[-1].thread == threading.get_ident()
-            and overrides._len_torch_function_stack()  # noqa: SLF001
+            and _modes()
             and overrides._get_current_function_mode() is self._over[-1]  # noqa: SLF001
         ):
             self._over.pop().__exit__(None, None, None)
 
-    @staticmethod
-    def _compiles() -> bool:
-        """A mode would make compiled code compile again."""
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        return bool(dynamo is not None and dynamo.counters["stats"].get("unique_graphs"))
+
+def _modes() -> int:
+    """How many modes are on: `with torch.device(...)`, for one."""
+    return int(importlib.import_module("torch.overrides")._len_torch_function_stack())  # noqa: SLF001
 
 
 def _mode(tensors: dict[str, Any], used: dict[str, str]) -> Any:

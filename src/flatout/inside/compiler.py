@@ -6,6 +6,7 @@ training is a finding.
 
 import importlib
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.imports import after_import
@@ -61,9 +62,10 @@ class CompilerTap:
         module: Any = sys.modules.get(_DYNAMO_UTILS)
         if module is None:
             return {}
-        return {
-            str(reason).splitlines()[0]: count for reason, count in module.counters["graph_break"].items()
-        }
+        found: Counter[str] = Counter()
+        for reason, count in module.counters["graph_break"].items():
+            found[str(reason).partition("\n")[0]] += count
+        return dict(found)
 
     def _begun(self, *_: Any) -> None:
         self._started_ns = clock()

@@ -6,6 +6,7 @@ without a GPU a call counts when it really made a copy.
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
@@ -16,6 +17,39 @@ if TYPE_CHECKING:
 _METHODS = ("to", "cuda", "copy_")
 # Copies smaller than this are counters and scalars.
 _SMALLEST_BYTES = 64
+
+
+class _Replacement:
+    """A method of Tensor that is watched, and equal to the real one wherever somebody compares the two.
+
+    Kinds of tensors (torchvision's, and others) keep sets of methods that they treat in ways of their own,
+    and torch tells them which was called by what Tensor has at that moment: before, while or after we watch.
+    """
+
+    def __init__(
+        self, real: Callable[..., Any], watched: Callable[..., Any], is_compiling: Callable[[], bool]
+    ) -> None:
+        functools.update_wrapper(self, real)
+        self._real = real
+        self._name = real.__name__
+        self._watched = watched
+        self._is_compiling = is_compiling
+
+    def __get__(self, tensor: Any, kind: Any = None) -> Any:
+        return self if tensor is None else MethodType(self._watched, tensor)
+
+    @unseen
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """From inside of a kind of tensor, as a rule: the call that led there is the one that counts."""
+        if self._is_compiling():  # it knows a tensor's methods by their names
+            return getattr(tensor, self._name)(*args, **kwargs)
+        return self._real(tensor, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self._real == (other._real if isinstance(other, _Replacement) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._real)
 
 
 class CopiesTap:
@@ -29,7 +63,10 @@ class CopiesTap:
         """Patch the three methods of Tensor."""
         tensor = self._session.torch.Tensor
         for name in _METHODS:
-            self._patches.append(Patch(tensor, name, self._watched(getattr(tensor, name), name == "copy_")))
+            real = getattr(tensor, name)
+            watched = self._watched(real, name == "copy_")
+            replacement = _Replacement(real, watched, self._session.torch.compiler.is_compiling)
+            self._patches.append(Patch(tensor, name, replacement))
 
     def remove(self) -> None:
         """Put the methods back."""

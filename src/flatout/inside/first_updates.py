@@ -42,6 +42,7 @@ class FirstUpdates:
             self._session.guarded("forward", forward.settle, {id(parameter) for parameter in leading})
         if self._session.updates == LEARN_AT:
             self._session.guarded("memory", self._learn)
+            self._session.guarded("habits", self.learn_habits)
             self._session.guarded("planned", self._learn_plan)
 
     def _leading_parameters(self) -> list[Any]:
@@ -62,7 +63,6 @@ class FirstUpdates:
                 type(optimizer).__qualname__ for optimizer in steps.optimizers()
             ]
         self._session.facts["roots"] = [type(root).__qualname__ for root in self._session.roots()]
-        self.learn_habits()
 
     def _learn_plan(self) -> None:
         planned = updates_planned(sys._getframe(1))  # noqa: SLF001

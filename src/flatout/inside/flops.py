@@ -27,6 +27,7 @@ from flatout.inside.blind_spots import BlindSpots, Waits
 from flatout.inside.compiler_off import CompilerOff, hide_from_the_compiler
 from flatout.inside.flop_formulas import FORMULAS, Arguments, Formula, Operator, tensors_in
 from flatout.inside.work import Work
+from flatout.levers.autograd_engine import ENGINE
 
 # Frames between an operator and whoever called it, that belong to neither.
 _BETWEEN = (__name__, "torch._ops", "torch._compile", "torch._dynamo", "torch.utils._python_dispatch")
@@ -251,7 +252,7 @@ class FlopCount:
             return False
         by_engine = True
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        while frame is not None and frame.f_code.co_name != ENGINE:
             module = frame.f_globals.get("__name__", "")
             if module == "torch.utils.checkpoint":
                 return True

@@ -1,20 +1,19 @@
 """The forward tap: finds the root modules, then takes a seat on each to time its calls.
 
 `Module.__call__` is patched only until the roots are known: the compiler traces into it. From then on each
-root carries the seat in `_compiled_call_impl`, which state_dict, pickle and deepcopy leave behind.
+root carries a seat (`seats.py`).
 """
 
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.evaluation_calls import EvaluationCalls
+from flatout.inside.seats import Seat, inner_of, replicated
 from flatout.inside.tap import Patch, clock, thread, undo_all, unseen
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
-
-_SEAT = "_compiled_call_impl"
-_WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 class ForwardTap:
@@ -28,8 +27,9 @@ class ForwardTap:
         self._inside: set[int] = set()
         self._trained: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        self._seats: list[tuple[Any, Any, Any]] = []
-        self._seats_with_levers: list[tuple[Any, Any, Any]] = []
+        self._evaluations = EvaluationCalls(session.log.add)
+        self._seats: list[Seat] = []
+        self._seats_with_levers: list[Seat] = []
 
     def install(self) -> None:
         """Watch every module call until the first update shows which ones train."""
@@ -42,12 +42,8 @@ class ForwardTap:
         if self._call_patch is not None:
             self._call_patch.undo()
         undo_all(self._patches)
-        for root, seat, found in [*self._seats[::-1], *self._seats_with_levers[::-1]]:
-            if root.__dict__.get(_SEAT) is seat:
-                if found is None:
-                    root.__dict__.pop(_SEAT)
-                else:
-                    root.__dict__[_SEAT] = found
+        for seat in [*self._seats[::-1], *self._seats_with_levers[::-1]]:
+            seat.leave()
         self._seats, self._seats_with_levers = [], []
 
     def watch_again(self) -> None:
@@ -72,11 +68,11 @@ class ForwardTap:
         sizes = {key: _size(root, optimized) for key, root in self._trained.items()}
         lead = max(sizes, key=sizes.__getitem__)
         self._session.log.add(("root", self._number(self._trained[lead])))
-        seated = {id(root) for root, _, _ in self._seats}
-        for root in [root for root in self._trained.values() if id(root) not in seated]:
+        copied = {one for root in self._trained.values() for one in replicated(root)}
+        for root in [root for root in self._trained.values() if id(root) not in copied]:
             self._sit(root)
-            inner = root.__dict__.get("_modules", {}).get("module")
-            if inner is not None and type(root).__name__ in _WRAPPERS:
+            inner = inner_of(root)
+            if inner is not None:
                 self._sit(inner)  # evaluation often calls the wrapped module directly
 
     @property
@@ -85,10 +81,8 @@ class ForwardTap:
         return list(self._trained.values())
 
     def _sit(self, root: Any) -> None:
-        found = root.__dict__.get(_SEAT)  # `Module.compile()` of the script's own: it stays, below ours
-        seat = self._seat(root, found or root._call_impl)  # noqa: SLF001
-        root.__dict__[_SEAT] = seat
-        self._seats.append((root, seat, found))
+        if not any(seat.is_on(root) for seat in self._seats):
+            self._seats.append(Seat(root, lambda call: self._seat(root, call)))
 
     def _is_elsewhere(self) -> bool:
         """Another thread's call, or one of the way back: checkpoints call parts of a model once more."""
@@ -107,6 +101,8 @@ class ForwardTap:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # The compiler folds this into a constant, and sees nothing else of us.
             if is_compiling() or thread() in tap._inside or tap._is_elsewhere():
+                return real(module, *args, **kwargs)
+            if "_is_replica" in module.__dict__:  # a thread of DataParallel, inside of the root's call
                 return real(module, *args, **kwargs)
             return tap._call(module, tap._number(module), functools.partial(real, module), args, kwargs)
 
@@ -132,12 +128,13 @@ class ForwardTap:
 
     def _watching_the_mode(self, real: Callable[..., Any]) -> Callable[..., Any]:
         session = self._session
-        trained, log = self._trained, session.log.add
+        trained, log, evaluations = self._trained, session.log.add, self._evaluations
 
         @functools.wraps(real)
         def train(module: Any, mode: bool = True) -> Any:
             if id(module) in trained and module.training != mode:
                 session.watching = True
+                evaluations.over()
                 now = clock()
                 log(("mode", now, now, bool(mode)))
                 if not mode and session.cleanup is not None:
@@ -191,12 +188,17 @@ class ForwardTap:
         if "forward" not in session.failed:
             try:
                 batch = args[0] if args else next(iter(kwargs.values()), None)
-                if not hasattr(batch, "dtype"):
+                if not hasattr(batch, "untyped_storage"):
                     batch = _first_tensor(args, kwargs)
                 shape = tuple(batch.shape) if batch is not None else None
                 real = batch is None or batch.dtype.is_floating_point
                 batch_facts = (gradients, module.training or session.order.infer, shape, real, own)
-                session.log.add(("forward", started, ended, number, *batch_facts))
+                event = ("forward", started, ended, number, *batch_facts)
+                if gradients:
+                    self._evaluations.over()
+                    session.log.add(event)
+                else:
+                    self._evaluations.called(event)
                 if gradients and (ranges is not None or session.detailed or session.inspection is not None):
                     self._after(module, args, kwargs, result)
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
@@ -242,14 +244,9 @@ class ForwardTap:
         if session.guarding is not None and trains:
             session.guarded("guarding", session.guarding.begin, root)
         if session.scene is not None and trains:
-            # Under DistributedDataParallel, levers belong inside: its hooks must see what they produce.
-            inner = root.__dict__.get("_modules", {}).get("module")
-            target = inner if inner is not None and type(root).__name__ in _WRAPPERS else root
-            found = target.__dict__.get(_SEAT)
-            seat = session.scene.call_of(target, found or target._call_impl)  # noqa: SLF001
-            target.__dict__[_SEAT] = seat
-            self._seats_with_levers.append((target, seat, found))
-            session.scene.begin(target)
+            seat = session.scene.sit(root)
+            if seat is not None:
+                self._seats_with_levers.append(seat)
 
     def _after(self, module: Any, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session

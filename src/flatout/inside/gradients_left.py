@@ -5,12 +5,12 @@ import importlib
 from typing import Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers.autograd_engine import ENGINE
 from flatout.records.memory_growth import Gradients
 
 # Updates are looked at from here on, and so many: to look is to wait for the device.
 _FROM, _OFTEN = 2, 2
 _AT_MOST = 8
-_ENGINE = "_engine_run_backward"
 
 
 class GradientsLeft:
@@ -62,7 +62,7 @@ class GradientWatch:
         hooks = importlib.import_module("torch.optim.optimizer")
         self._handle = hooks.register_optimizer_step_post_hook(self._updated)
         autograd = self._torch.autograd
-        self._patches = [Patch(autograd, _ENGINE, self._watched(getattr(autograd, _ENGINE)))]
+        self._patches = [Patch(autograd, ENGINE, self._watched(getattr(autograd, ENGINE)))]
 
     @property
     def is_over(self) -> bool:

@@ -22,6 +22,8 @@ _COLUMNS = 4096
 _ROWS_AT_A_TIME = 8192
 # Of an output that looks like one score a class: for so many samples, which class is first.
 _MOST_FIRSTS = 4096
+# Of the distance to a representable number's neighbour, so that rounding ends there wherever it lies.
+_TO_THE_NEXT = 0.75
 
 
 class Guarding:
@@ -50,6 +52,13 @@ class Guarding:
                 if parameter.requires_grad and parameter.is_floating_point():
                     generator = torch.Generator().manual_seed(7919 * which + number)
                     signs = torch.randint(0, 2, (parameter.numel(),), generator=generator, dtype=torch.int8)
+                    step = float(torch.finfo(parameter.dtype).eps)
+                    if by < step:  # or rounding would undo it: some values go to the next that there is
+                        few = torch.rand(parameter.numel(), generator=generator) < by / step
+                        change = (signs * 2 - 1) * few
+                        change = change.to(parameter.device).view(parameter.shape)
+                        parameter.copy_(parameter.float() * (1 + _TO_THE_NEXT * step * change))
+                        continue
                     change = (signs.to(parameter.device) * 2 - 1).view(parameter.shape).to(parameter.dtype)
                     parameter.mul_(1 + by * change)
 
@@ -60,7 +69,7 @@ class Guarding:
             try:
                 self._records.append(
                     {
-                        "optimizer": len(self._seen) - 1,
+                        "optimizer": list(self._seen).index(id(optimizer)),
                         "gradients": self._sketches(optimizer, lambda parameter: parameter.grad),
                         "before": self._sketches(optimizer, lambda parameter: parameter.detach()),
                     }

@@ -1,14 +1,13 @@
 """The script's own ways, as levers need to know them: precision, compilation, optimizers, shapes, switches.
 
-Looked at once, after the first updates; nothing is patched for it but autocast's door, to see who goes
-through.
+Looked at after the first updates, and once more at the end. Patched for it are autocast's door, to see who
+goes through, what scales a loss, and what sets the number of threads.
 """
 
 import importlib.metadata
 import importlib.util
 import os
 import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.batch_uses import BatchUses
@@ -16,9 +15,11 @@ from flatout.inside.gradients_left import GradientsLeft
 from flatout.inside.repeated_batches import copied, refusal, trains, versions
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers import hugging_face, numa
+from flatout.levers.allocator import settings_in_the_environment
 from flatout.levers.attention_kernels import time_kernels
 from flatout.levers.batches import leaves
 from flatout.levers.blocks import repeated_blocks
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.levers.float8_layers import suits_float8
 from flatout.levers.fused_optimizer import supports_fused
 from flatout.levers.linear_cross_entropy import is_large_head
@@ -76,9 +77,11 @@ class HabitsTap:
         self._chooses_attention = self._chooses_attention or not _all_attention_allowed(self._session.torch)
         if "root_call" not in self._where:
             self._where["root_call"] = users_place(self._session.torch)
-        if self._session.on_gpu and self._random_state is not True:
+        cuda = self._session.torch.cuda
+        # While a graph is captured, nobody may ask.
+        if self._session.on_gpu and self._random_state is not True and not cuda.is_current_stream_capturing():
             # The host's generator serves loaders too; the device's serves the model alone.
-            state = self._session.torch.cuda.get_rng_state(self._session.device).tolist()
+            state = cuda.get_rng_state(self._session.device).tolist()
             if self._random_state is not None and state != self._random_state:
                 self._random_state = True
             else:
@@ -166,11 +169,10 @@ class HabitsTap:
             "batch_uses": self._uses.describe(),
             "sdpa_kernel": self._chooses_attention,
             "gradients": self._gradients.found() or "",
-            "graphs": self._graphs(),
+            "graphs": graphs_compiled(),
             "attention_ms": self._attention_ms,
             "attention_calls": self._attention_calls,
-            "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF")
-            or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "allocator_settings": settings_in_the_environment(),
             "where": {name: place for name, place in self._where.items() if place is not None},
             "capability": list(torch.cuda.get_device_capability(self._session.device))
             if self._session.on_gpu
@@ -185,16 +187,11 @@ class HabitsTap:
         )
         return dropout or not self._session.on_gpu
 
-    def _graphs(self) -> int | None:
-        """How many graphs the compiler has made; None where nobody has loaded it."""
-        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        return int(counters["stats"]["unique_graphs"]) if counters is not None else None
-
     def _compiles(self, roots: list[Any]) -> bool:
         """Whether the script has compiled anything: our own levers are not on in a baseline."""
         if any("_orig_mod" in vars(root).get("_modules", {}) for root in roots):
             return True
-        return bool(self._graphs())
+        return bool(graphs_compiled())
 
     def _entering(self, real: Any) -> Any:
         tap = self

@@ -1,6 +1,6 @@
 """A close look at the first updates, for `flatout check`: shapes, dtypes, devices, where gradients arrive.
 
-This is the one part of the session that reads from the device at once: nobody is timed while it looks.
+It reads from the device at once, as the guard does (`guarding.py`): nobody is timed while it looks.
 """
 
 import json

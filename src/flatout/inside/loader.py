@@ -3,6 +3,7 @@
 Methods are patched, not wrapped: iterators keep their type, their attributes and their identity.
 """
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -110,8 +111,12 @@ def _describe(loader: Any) -> dict[str, Any]:
     found["data_set"] = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     found["iterable"] = bool(getattr(loader, "_dataset_kind", 0))
     found["sampler"] = type(getattr(loader, "sampler", None)).__qualname__
-    # An iterable data set may compute its length in ways of its own; the others were asked by their sampler.
-    found["samples"] = None if found["iterable"] else len(dataset)
+    # An iterable data set may compute its length in ways of its own; the others were asked by their sampler,
+    # unless that is the script's own.
+    found["samples"] = None
+    if not found["iterable"]:
+        with contextlib.suppress(TypeError, NotImplementedError):
+            found["samples"] = len(dataset)
     return found
 
 

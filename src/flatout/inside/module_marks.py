@@ -3,10 +3,10 @@
 Hooks on all modules at once make torch.compile compile anew, so a job that compiles anything goes without.
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import thread
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.records.session import MODULE_MARK
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ModuleMarks:
 
     def begin(self, roots: Any) -> None:
         """Mark calls from here on."""
-        if _has_compiled():
+        if graphs_compiled():
             return
         hooks = self._session.torch.nn.modules.module
         for root in roots:
@@ -63,8 +63,3 @@ class ModuleMarks:
         # A call that began before the hooks were there has no mark.
         if self._open and self._open[-1][0] == id(module) and thread() == self._session.thread:
             self._open.pop()[1].__exit__(None, None, None)
-
-
-def _has_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])

@@ -1,5 +1,6 @@
 """The taps of a process by name: put on, asked for, taken off alone when they fail."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +48,8 @@ class Rack:
     def __init__(self) -> None:
         self.failed: dict[str, str] = {}
         self._taps: dict[str, Tap] = {}
+        # Those that failed: one that could not go at once is asked again at the end.
+        self._off: list[Tap] = []
 
     def names(self) -> list[str]:
         """Of those that are on."""
@@ -71,7 +74,9 @@ class Rack:
         self.failed.setdefault(name, f"{type(error).__name__}: {error}")
         tap = self._taps.pop(name, None)
         if tap is not None:
-            tap.remove()
+            self._off.append(tap)
+            with contextlib.suppress(Exception):
+                tap.remove()
 
     def guarded(self, name: str, call: Callable[..., Any], *args: Any) -> None:
         """Call something of ours; whatever it raises turns the tap `name` off, and reaches nobody."""
@@ -87,6 +92,9 @@ class Rack:
 
     def remove_all(self) -> None:
         """Leave the process as it was found."""
-        for tap in list(self._taps.values())[::-1]:  # what was put on last covers what was there before
-            tap.remove()
+        # What was put on last covers what was there before.
+        for tap in [*list(self._taps.values())[::-1], *self._off]:
+            with contextlib.suppress(Exception):
+                tap.remove()
         self._taps.clear()
+        self._off.clear()

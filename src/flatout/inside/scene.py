@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.seats import REPLICATED, Seat, inner_of, replicated
 from flatout.inside.tap import unseen
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.lever import Broken, Call, Lever, Refused
@@ -37,6 +38,8 @@ class Scene:
         self._dropped: set[str] = set()
         self._wanted: Wanted = session.order.levers
         self._begun = False
+        # Why no lever comes on, where the only root is one that none may touch.
+        self._refusal = ""
         session.facts["levers"] = {}
         for one in self._wanted:
             if one["id"] in BY_ID:
@@ -76,8 +79,22 @@ class Scene:
             with self._dropping(lever):
                 lever.on_optimizer(optimizer)
 
+    def sit(self, root: Any) -> Seat | None:
+        """A root is about to be called for training, for the first time: levers act on it from here on.
+
+        Under DistributedDataParallel they belong inside: its hooks must see what they produce.
+        """
+        if replicated(root):
+            self._refusal = REPLICATED
+            self.switch(self._wanted)
+            return None
+        target = inner_of(root) or root
+        seat = Seat(target, lambda as_written: self.call_of(target, as_written))
+        self.begin(target)
+        return seat
+
     def begin(self, root: Any) -> None:
-        """A root is about to be called for training, for the first time."""
+        """One more that trains: levers come on with the first, and know of all of them."""
         self._roots.append(root)
         if self.device is None:
             self.device = next((parameter.device for parameter in root.parameters()), None)
@@ -93,7 +110,7 @@ class Scene:
         """Between two steps: exactly these levers are on from here on."""
         self._wanted = wanted
         keys = {_key(one): one for one in wanted}
-        for key in [key for key in self._on if key not in keys]:
+        for key in [key for key in reversed(self._on) if key not in keys]:  # who came last covers the others
             lever = self._on.pop(key)
             with self._dropping(lever):
                 lever.undo()
@@ -109,7 +126,7 @@ class Scene:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not scene._on:
                 return as_written(*args, **kwargs)
-            if not infers and (not grad_enabled() or not root.training):
+            if scene._is_capturing() or (not infers and (not grad_enabled() or not root.training)):
                 return scene._composed_for(root, remaking_alone=True)(*args, **kwargs)
             return scene._call(root, as_written, args, kwargs)
 
@@ -121,6 +138,9 @@ class Scene:
         kind = BY_ID.get(one["id"])
         if kind is None:
             self._drop(key, one["id"], "this version of Flatout does not know it")
+            return
+        if self._refusal and not self._roots:
+            self._drop(key, one["id"], self._refusal)
             return
         lever = self._made.get(key)
         if lever is None:
@@ -211,10 +231,16 @@ class Scene:
         self._session.facts["levers"].setdefault(lever, {})["dropped"] = reason
         self._session.log.add(("dropped", key, reason))
 
+    def _is_capturing(self) -> bool:
+        """The script records a CUDA graph of its own: what fails inside could not be run once more."""
+        return self._on_gpu() and bool(self.torch.cuda.is_current_stream_capturing())
+
+    def _on_gpu(self) -> bool:
+        return self.device is not None and self.device.type == "cuda"
+
     def _random_state(self) -> tuple[Any, Any]:
         torch = self.torch
-        on_gpu = self.device is not None and self.device.type == "cuda"
-        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if on_gpu else None
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self._on_gpu() else None
 
     def _put_random_state_back(self, state: tuple[Any, Any]) -> None:
         host, device = state

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -97,7 +98,6 @@ class Session:
         self.heart: Heart | None = None
         self._first_updates = FirstUpdates(self)
         self._worker_loop: Any = None
-        self._armed = False
         self._unsettled = False
         self._pid = os.getpid()
         self._place = RankPlace(torch)
@@ -134,11 +134,8 @@ class Session:
         if self.order.repeat_batches:
             self._install("repeated batches", RepeatedBatches)
         self._worker_loop = leave_workers_alone(self)
-        self._armed = True
         _armed_sessions.append(self)
-        os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_fork_here, after_in_child=self._after_fork
-        )
+        _follow_forks()
         atexit.register(self.finish)
 
     def _install(self, name: str, make: Callable[["Session"], Tap]) -> None:
@@ -164,7 +161,6 @@ class Session:
             self.records.remove()
         if self.ranges is not None:
             self.ranges.close()
-        self._armed = False
         if self in _armed_sessions:
             _armed_sessions.remove(self)
         atexit.unregister(self.finish)
@@ -372,21 +368,20 @@ class Session:
             if self.bench is not None:
                 self.bench.look()
 
-    def _before_fork(self) -> None:
+    def before_fork(self) -> None:
         """Python warns of a fork with threads about; ours is none that the script should hear of."""
         if self._writer is not None:
             self._writer.pause()
 
-    def _after_fork_here(self) -> None:
+    def after_fork_here(self) -> None:
+        """Go on."""
         if self._writer is not None:
             self._writer.resume()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """A forked child may be a rank of its own: it starts to count afresh, into a folder of its own."""
-        if not self._armed:
-            return
         self._pid = os.getpid()
-        self._writer = None
+        self._writer = self.heart = None
         self.gpu.leave_to_the_parent()
         self.log.drain()
         self.log.add(("start", time.perf_counter_ns()))
@@ -402,6 +397,24 @@ class Session:
 
 # The session of this process, where there is one.
 _armed_sessions: list[Session] = []
+
+
+@functools.cache
+def _follow_forks() -> None:
+    """Once a process: what is registered stays for good, and sessions come and go."""
+
+    def each(call: Callable[[Session], None]) -> Callable[[], None]:
+        def hook() -> None:
+            for session in _armed_sessions:
+                call(session)
+
+        return hook
+
+    os.register_at_fork(
+        before=each(Session.before_fork),
+        after_in_parent=each(Session.after_fork_here),
+        after_in_child=each(Session.after_fork),
+    )
 
 
 def armed_session() -> Session | None:

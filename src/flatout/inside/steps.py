@@ -32,6 +32,7 @@ class StepsTap:
         self._started: list[int] = []
         # Optimizers whose `step` is being run, the outermost first.
         self._under_way: list[int] = []
+        self._is_off = self._in_a_hook = False
         self.restart()
 
     def restart(self) -> None:
@@ -60,10 +61,12 @@ class StepsTap:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        """Take the hooks off; while torch goes through them, they only do nothing any more."""
+        self._is_off = True
         undo_all(self._patches)
+        if not self._in_a_hook:
+            for handle in self._handles:
+                handle.remove()
 
     def flush(self) -> None:
         """The process ends before any optimizer came around again: what is held is a step."""
@@ -80,6 +83,8 @@ class StepsTap:
         return [optimizer for ref in self._known.values() if (optimizer := ref()) is not None]
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._is_off:
+            return
         session, under_way, key = self._session, self._under_way, id(optimizer)
         if under_way:
             under_way[:] = _really_under_way()
@@ -100,9 +105,11 @@ class StepsTap:
             session.busy += 1
             self._started.append(clock())
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
-            session.fail("steps", error)
+            self._fail(error)
 
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._is_off:
+            return
         session, under_way, key = self._session, self._under_way, id(optimizer)
         if under_way:
             under_way.pop()
@@ -130,7 +137,12 @@ class StepsTap:
             else:
                 self._updated(optimizer, now)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
-            session.fail("steps", error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._in_a_hook = True
+        self._session.fail("steps", error)
+        self._in_a_hook = False
 
     def backward_ended(self, now: int) -> None:
         """The updates that hooks made during one backward pass are one step, however many there were."""

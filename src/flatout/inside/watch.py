@@ -3,9 +3,10 @@
 import json
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flatout.inside.window import Window
+from flatout.inside.window import Window, is_profiling
 from flatout.records.session import ALARMS_FILE
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Watch:
         self._leave_out = 0
         self._wanted = False
         self._window: Window | None = None
-        self._written: deque[Any] = deque()
+        self._written: deque[Path] = deque()
         # Whether the next call of a model has to be told.
         self.waits_for_a_call = False
 
@@ -68,6 +69,8 @@ class Watch:
         """A model is called, for the first time since a step ended: here a profiler may be switched."""
         self.waits_for_a_call = False
         if self._window is None:
+            if is_profiling(self._session.torch):  # the script itself: another time, then
+                return
             name = f"rank{{rank}}-step{self._session.updates}.pt.trace.json.gz"
             window = Window(self._session, details=False, name=name)
             window.begin()
@@ -79,7 +82,8 @@ class Watch:
                     window, self._window = self._window, None
                     self._block, self._leave_out = [], _AFTERWARDS
                     window.end()
-                    self._keep(window.path)
+                    if window.path is not None:  # else the script began to profile itself
+                        self._keep(window.path)
             except Exception:
                 self.close()
                 raise
@@ -118,7 +122,7 @@ class Watch:
         with (self._session.folder() / ALARMS_FILE).open("a") as file:
             file.write(json.dumps(said) + "\n")
 
-    def _keep(self, path: Any) -> None:
+    def _keep(self, path: Path) -> None:
         self._written.append(path)
         if len(self._written) > _AT_MOST:
             self._written.popleft().unlink(missing_ok=True)

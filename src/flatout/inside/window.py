@@ -26,6 +26,11 @@ _SLOW_S = 3.0
 _CHUNK = 1 << 20
 
 
+def is_profiling(torch: Any) -> bool:
+    """Whether a profiler records now: there can be one at a time."""
+    return bool(torch.autograd._profiler_enabled())  # noqa: SLF001
+
+
 def start_quietly(torch: Any, profiler: Any) -> None:
     """Start a profiler of ours without the warning that torch up to 2.12 has for the first one.
 
@@ -64,7 +69,7 @@ class Window:
     def begin(self) -> None:
         """Record from here on; raises where nothing can be recorded."""
         torch = self._session.torch
-        if torch.autograd._profiler_enabled():  # noqa: SLF001
+        if is_profiling(torch):
             raise RuntimeError("the script profiles itself, and there can be one profiler at a time")
         steps = _STEPS_IN_DETAIL if self._details else _STEPS
         self.steps = _WARM_UP + (1 if self._session.ending.step_s() > _SLOW_S else steps)
@@ -77,7 +82,11 @@ class Window:
             profile_memory=self._details,
         )
         (self._session.folder() / RECORDING_FILE).touch()
-        start_quietly(torch, self._profiler)
+        try:
+            start_quietly(torch, self._profiler)
+        except BaseException:
+            self.abandon()
+            raise
         self._make_way()
         if self._details:
             self._marks.begin(self._session.roots())
@@ -120,15 +129,17 @@ class Window:
         if self._session.on_gpu:
             # What the last step launched must end inside: a kernel that is cut off counts nowhere.
             self._session.torch.cuda.synchronize(self._session.device)
-        profiler.stop()
-        name = self._file.format(rank=self._session.rank_and_world_size()[0])
         folder = self._session.folder()
-        part = folder / f"writing-{name}"
-        plain = part.with_suffix("")
-        profiler.export_chrome_trace(str(plain))
-        _packed(plain, part)
-        self.path = part.rename(folder / name)
-        (folder / RECORDING_FILE).unlink(missing_ok=True)
+        try:
+            profiler.stop()
+            name = self._file.format(rank=self._session.rank_and_world_size()[0])
+            part = folder / f"writing-{name}"
+            plain = part.with_suffix("")
+            profiler.export_chrome_trace(str(plain))
+            _packed(plain, part)
+            self.path = part.rename(folder / name)
+        finally:
+            (folder / RECORDING_FILE).unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """The script raised: leave no profiler behind."""
@@ -137,8 +148,10 @@ class Window:
             undo_all(self._patches)
             self._marks.end()
             self._end_mark()
+        with contextlib.suppress(Exception):
             if profiler is not None:
                 profiler.stop()
+        with contextlib.suppress(Exception):
             (self._session.folder() / RECORDING_FILE).unlink(missing_ok=True)
 
     def _end_mark(self) -> None:

@@ -19,7 +19,9 @@ from flatout.records.session import WORKERS_FOLDER
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
-_WRITE_EVERY_NS = 100_000_000
+# A worker that is young writes often, one that has worked for days does not.
+_WRITE_EVERY_NS, _AT_THE_LATEST_NS = 100_000_000, 5_000_000_000
+_SHARE_OF_ITS_AGE = 20
 
 
 class WorkersTap:
@@ -100,7 +102,9 @@ class WorkersTap:
         totals["busy_ns"] += took
         totals["collate_ns"] += self._collate_ns
         totals["load_ns"] += took - self._collate_ns
-        if self._in_worker and ended_ns - self._written_ns > _WRITE_EVERY_NS:
+        age_ns = ended_ns - totals["started_ns"]
+        every_ns = min(_AT_THE_LATEST_NS, max(_WRITE_EVERY_NS, age_ns // _SHARE_OF_ITS_AGE))
+        if self._in_worker and ended_ns - self._written_ns > every_ns:
             self._written_ns = ended_ns
             self.write()
 

@@ -1,5 +1,6 @@
 """How torch's allocator asks the driver for memory."""
 
+import os
 from typing import Any
 
 from flatout.levers.job import JobFacts
@@ -11,7 +12,7 @@ class Allocator(Lever):
 
     An allocator that finds no room gives everything back to the driver and asks anew: the GPU stands still
     meanwhile. Segments that grow leave fewer gaps. Tried where such retries were seen, and where a plan must
-    fit into less memory; refused where the script or the environment configures the allocator.
+    fit into less memory; refused where the environment configures the allocator.
     """
 
     id = "allocator"
@@ -36,11 +37,18 @@ class Allocator(Lever):
 
     def apply(self) -> None:
         """From here on new segments grow."""
+        if own := settings_in_the_environment():
+            raise Refused(f"the environment configures it: {own}")
         _set(self.scene.torch, "expandable_segments:True")
 
     def undo(self) -> None:
         """As it was; segments that exist stay as they are."""
         _set(self.scene.torch, "expandable_segments:False")
+
+
+def settings_in_the_environment() -> str:
+    """What the user has set, by either of the names that torch knows."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def _set(torch: Any, settings: str) -> None:

@@ -17,6 +17,11 @@ def time_kernels(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> d
 
     `shape`: batch, heads, queries, keys, and the width of a head. Random numbers are left as they were.
     """
+    with torch.cuda.device(device):  # graphs and events are of the current one
+        return _time(torch, device, shape, dtype)
+
+
+def _time(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> dict[str, float]:
     batch, heads, queries, keys, width = shape
     attention: Any = importlib.import_module("torch.nn.attention")
     generator = torch.Generator(device)
@@ -41,6 +46,7 @@ def time_kernels(torch: Any, device: Any, shape: Sequence[int], dtype: Any) -> d
         """As a graph: launches from Python would take longer than small kernels."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
         with context(), torch.enable_grad():
+            stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     compute()

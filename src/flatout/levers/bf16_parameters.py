@@ -122,7 +122,8 @@ class Bf16Parameters(Lever):
         elif self._as_found is not None:  # on the host: the device may have no room for both
             self._as_found[tensor] = tensor.data.to("cpu", copy=True)
         place = self._places.pop(tensor, None)
-        if place is None or place.shape != tensor.shape or place.device != tensor.device:
+        lies = (tensor.shape, tensor.stride(), tensor.device)
+        if place is None or (place.shape, place.stride(), place.device) != lies:
             place = torch.empty_like(tensor, dtype=torch.bfloat16, requires_grad=False)
         gradient, tensor.grad = tensor.grad, None
         tensor.data = place.copy_(tensor.data)

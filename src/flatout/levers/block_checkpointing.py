@@ -64,7 +64,7 @@ class BlockCheckpointing(Lever):
 
     def undo(self) -> None:
         """As the class has it."""
-        for block, own in self._found:
+        for block, own in reversed(self._found):
             if own is None:
                 del block.forward
             else:

@@ -11,7 +11,7 @@ _FEWEST = 2
 def repeated_blocks(torch: Any, roots: Iterable[Any]) -> list[Any]:
     """The blocks of every root, in their order: members of lists whose members are of one kind.
 
-    The outermost lists count: a block's own repeated parts belong to it.
+    The outermost lists count: a block's own repeated parts belong to it. A root may be part of another.
     """
     found: list[Any] = []
     for root in roots:
@@ -20,7 +20,7 @@ def repeated_blocks(torch: Any, roots: Iterable[Any]) -> list[Any]:
         held = sum(parameter.numel() for block in blocks for parameter in block.parameters())
         if whole and held >= _WORTH * whole:
             found += blocks
-    return found
+    return list({id(block): block for block in found}.values())
 
 
 def _inside(torch: Any, module: Any) -> list[Any]:

@@ -50,7 +50,7 @@ class ChannelsLast(Lever):
                     if parameter.dim() == 4 and parameter.is_contiguous():
                         self._found.append((parameter, parameter.stride()))
                         last = self._places.pop(parameter, None)
-                        if last is None:
+                        if not _suits(last, parameter):
                             last = torch.empty_like(parameter, memory_format=torch.channels_last)
                         parameter.data = last.copy_(parameter.data)
                         self._take_along(parameter)
@@ -101,3 +101,12 @@ class ChannelsLast(Lever):
             return call(*map(changed, args), **{name: changed(value) for name, value in kwargs.items()})
 
         return with_channels_last
+
+
+def _suits(place: Any, parameter: Any) -> bool:
+    """Whether a place that was kept is still one for it: the script may have changed it since."""
+    if place is None:
+        return False
+    return bool(
+        (place.shape, place.dtype, place.device) == (parameter.shape, parameter.dtype, parameter.device)
+    )

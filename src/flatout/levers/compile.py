@@ -5,6 +5,7 @@ from typing import Any
 from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.levers.graph_outputs import GraphOutputs
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Scene, Settings
@@ -125,8 +126,7 @@ class Compile(Lever):
         return self._insisting_on_a_graph(GraphOutputs(torch, compiled))
 
     def _insisting_on_a_graph(self, compiled: Call) -> Call:
-        known = self.scene.torch._dynamo.utils.counters["stats"]  # noqa: SLF001
-        before = known["unique_graphs"]
+        before = graphs_compiled()
         seen = False
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ class Compile(Lever):
             result = compiled(*args, **kwargs)
             if not seen:
                 seen = True
-                if known["unique_graphs"] == before:
+                if graphs_compiled() == before:
                     self.useless = "torch.compile found nothing that it could compile"
             return result
 

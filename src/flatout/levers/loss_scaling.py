@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Where autograd's entry points look up its engine.
-_ENGINE = "_engine_run_backward"
+from flatout.levers.autograd_engine import ENGINE
+
 # torch's own begins at 2 ** 16, and as a rule loses the first updates to that.
 _FIRST_SCALE = 2.0**13
 _UPDATES_UNTIL_MORE = 2000
@@ -46,9 +46,9 @@ class LossScaling:
         """Stand around backward passes and updates."""
         autograd = self._torch.autograd
         self._on, self._overflowed, self._passes = True, False, 0
-        self._real = getattr(autograd, _ENGINE)
+        self._real = getattr(autograd, ENGINE)
         self._ours = self._scaling(self._real)
-        setattr(autograd, _ENGINE, self._ours)
+        setattr(autograd, ENGINE, self._ours)
         for optimizer in optimizers:
             self.watch(optimizer)
 
@@ -63,8 +63,8 @@ class LossScaling:
         """Leave everything as it was found."""
         self._on = False
         autograd = self._torch.autograd
-        if getattr(autograd, _ENGINE) is self._ours:  # else somebody stands around ours, which only passes on
-            setattr(autograd, _ENGINE, self._real)
+        if getattr(autograd, ENGINE) is self._ours:  # else somebody stands around ours, which only passes on
+            setattr(autograd, ENGINE, self._real)
         for _, handle in self._hooks.values():
             handle.remove()
         for handle in self._handles:

@@ -38,6 +38,11 @@ class Copies:
         if event is not None:
             self._torch.cuda.current_stream(self._device).wait_event(event)
 
+    def finish(self) -> None:
+        """The host waits until all that has begun is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
 
 class ToHost(Copies):
     """Tensors on their way out: each is held until its copy is done, and not too many at a time."""

@@ -1,5 +1,6 @@
 """The states of one optimizer: on the device for an update, on the host otherwise."""
 
+import weakref
 from typing import Any
 
 from flatout.levers.offloading import Away, FromHost, ToHost, host_has_room, is_plain
@@ -22,7 +23,9 @@ class States:
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._come()),
             optimizer.register_step_post_hook(lambda *_: self._leave()),
+            optimizer.register_state_dict_pre_hook(lambda *_: self.finish()),
         ]
+        _taken.add(self)
         self._leave()
 
     @property
@@ -34,10 +37,19 @@ class States:
         """Of those on their way out, so many are gone once what is launched next begins."""
         self._out.let_go(share)
 
+    def belong_to(self, optimizer: Any) -> bool:
+        """Whether they are this optimizer's."""
+        return self._optimizer is optimizer
+
+    def finish(self) -> None:
+        """Whoever reads them on the host next finds them whole."""
+        self._out.finish()
+
     def give_back(self) -> None:
         """Everything is as it was."""
         for handle in self._handles:
             handle.remove()
+        _taken.discard(self)
         self._come()
         self._out.let_go(1.0)
         self._homes.clear()
@@ -50,6 +62,8 @@ class States:
                 tensor, arrived = self._back.fetch(home)
                 self._optimizer.state[parameter][name] = tensor
                 events.append(arrived)
+            elif home is not None and value.device != self._device:  # a copy that somebody has put there
+                self._optimizer.state[parameter][name] = value.to(self._device)
         for event in events:
             self._back.wait_for(event)
 
@@ -70,3 +84,12 @@ class States:
             for name, value in state.items()
             if isinstance(value, self._torch.Tensor)
         ]
+
+
+_taken: weakref.WeakSet[States] = weakref.WeakSet()
+
+
+def wait_for_states(optimizer: Any) -> None:
+    """For whoever reads `optimizer.state` itself: `state_dict()` does it by itself."""
+    for states in [one for one in _taken if one.belong_to(optimizer)]:
+        states.finish()

@@ -37,7 +37,7 @@ def is_users_file(file: str) -> bool:
 
 
 def users_frame(torch: Any) -> FrameType | None:
-    """The nearest frame that is neither ours, nor torch's, nor Python's own machinery."""
+    """The nearest frame that is neither ours, nor torch's, nor without a file, as Python's imports are."""
     libraries = (_OURS, torch.__file__.rpartition("__init__")[0])
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code.co_filename.startswith((*libraries, "<")):

@@ -49,19 +49,24 @@ class SavedTensors:
         self._weights = {parameter.untyped_storage().data_ptr() for parameter in root.parameters()}
         if not any(one() is not None for one in self._away):
             self._away.clear()
+            for _, arrived in self._coming.values():  # else their memory is others' while a copy still writes
+                self._back.wait_for(arrived)
             self._coming.clear()
             self._sent.clear()
             self._all_bytes = self._seen_bytes
             self._seen_bytes = self._sent_bytes = self._looked_at = 0
 
     def pack(self, tensor: Any) -> Any:
-        """A tensor that autograd saves: where it is from now on."""
+        """A tensor that autograd saves: where it is from now on.
+
+        One that stays is returned without its history: it would hold the very node that saves it.
+        """
         if not self._may_go(tensor):
-            return tensor
+            return tensor.detach()
         self._seen_bytes += tensor.nbytes
         is_last = self._all_bytes and self._seen_bytes > self._all_bytes - self._window
         if is_last or self._sent_bytes + tensor.nbytes > self._share * self._seen_bytes or self._no_room():
-            return tensor
+            return tensor.detach()
         known = self._sent_before(tensor)
         if known is not None:
             return known

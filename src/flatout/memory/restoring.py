@@ -9,6 +9,7 @@ import gc
 from collections import defaultdict
 from typing import Any
 
+from flatout.levers.optimizer_states import wait_for_states
 from flatout.memory.splitting import tensors_of
 
 
@@ -164,6 +165,7 @@ class Training:
         self._optimizer = optimizer
         held: list[Any] = []
         if optimizer is not None:
+            wait_for_states(optimizer)
             kept = [optimizer.param_groups, dict(optimizer.state)]
             held = list(tensors_of([kept[0], *optimizer.state.values()]))
             # Containers are copied as deep as they go, tensors stay the same.

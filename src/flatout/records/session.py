@@ -9,12 +9,12 @@ Read and written with the standard library alone: the user's environment may hol
       waiting, turn               this run is about to train, and from outside: it may
       stopped                     the exit code of a training that was asked to stop, and has saved
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
+      workers/<pid>.json          what a DataLoader worker spent its time on
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
         events.jsonl              what happened, an array of events a line (`inside/log.py`)
         inspection.json           where the order asked for it: shapes, gradients, checksums
         guard.json                where the order asked for it: gradients and parameters, as sketches
-        workers/<pid>.json        what a DataLoader worker spent its time on
         rank<n>.pt.trace.json.gz  where the order asked for it: a few steps under torch's profiler
         rank<n>-details.pt...     more of them, with shapes, memory, and Python's stacks if ordered
         rank<n>-step<u>.pt...     where a run is watched: steps of it under the profiler

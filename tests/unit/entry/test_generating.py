@@ -92,8 +92,9 @@ def test_a_model_with_another_cache_answers_by_itself_with_a_word() -> None:
     bloom = AutoModelForCausalLM.from_config(
         BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=300, pad_token_id=0, eos_token_id=None)
     ).eval()
-    with pytest.warns(UserWarning, match="its own generate"):
+    with pytest.warns(UserWarning, match="its own generate") as told:
         found = flatout.generate(bloom, PROMPTS[:2], max_new_tokens=4)
+    assert [one.filename for one in told if "its own generate" in str(one.message)] == [__file__]
     assert found == [own(bloom, prompt, 4) for prompt in PROMPTS[:2]]
 
 

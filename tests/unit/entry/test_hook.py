@@ -72,6 +72,17 @@ def test_an_order_that_cannot_be_read_leaves_the_script_as_it_is(tmp_path: Path,
     assert order.with_name("order.json.failed").exists() is (content is not None)
 
 
+def test_a_script_that_deletes_the_variable_is_watched_all_the_same(tmp_path: Path) -> None:
+    order = tmp_path / "order.json"
+    Order(folder=str(tmp_path / "run")).write(order)
+    code = (
+        "import os; del os.environ['FLATOUT_SESSION']; import torch; "
+        "from flatout.inside.session import armed_session; print(armed_session() is not None)"
+    )
+    done = python(code, FLATOUT_SESSION=str(order))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_torch_is_found_and_loaded_as_without_us(tmp_path: Path) -> None:
     order = tmp_path / "order.json"
     Order(folder=str(tmp_path / "run")).write(order)

@@ -90,6 +90,8 @@ def test_a_plan_is_applied_and_taken_off_again() -> None:
 
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     plan(Choice(id="fused-optimizer")).write(tmp_path / "flatout.toml")
+    without = flatout.apply(plan(Choice(id="loader", settings={"num_workers": 1})), *parts()[:2])
+    assert without.dropped == {"loader": "no loader was given"}
     assert flatout.apply(tmp_path / "flatout.toml", *parts()[:2]).levers == ("fused-optimizer",)
     with pytest.raises(BadConfig):
         flatout.apply(tmp_path / "none.toml", *parts())
@@ -116,6 +118,42 @@ def test_evaluation_runs_as_written() -> None:
     x = torch.randn(3, 4)
     with torch.no_grad():
         assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
+
+
+@pytest.mark.parametrize(
+    ("rates", "wanted", "chosen", "says"),
+    [
+        ([960.0, 1005.0, 2000.0], 1000.0, 2, "deliver 1005"),
+        ([960.0, 1005.0, 1100.0], None, 4, "deliver 1100"),
+        ([500.0, 960.0, 990.0], 1000.0, 2, "no count delivers 1000"),
+    ],
+)
+def test_the_fewest_workers_that_deliver_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, rates: list[float], wanted: float | None, chosen: int, says: str
+) -> None:
+    monkeypatch.setattr(loading, "worker_counts", lambda _host: [0, 2, 4])
+    by_count = dict(zip([0, 2, 4], rates, strict=True))
+    monkeypatch.setattr(loading, "_rate", lambda _data, count, *_: by_count[count])
+    found = flatout.loader_settings(Slow(), samples_per_s=wanted)
+    assert found.settings["num_workers"] == chosen
+    assert says in found.reason
+
+
+def test_a_rate_is_of_samples_whoever_makes_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: float(next(clock)))
+    data = torch.arange(6)
+    # A batch takes two readings of this clock, one a second; the end of a pass takes one.
+    by_sampler = loading._rate(data, 0, 1, 40.0, {"batch_sampler": [[0, 1, 2], [3, 4, 5]]})
+    by_size = loading._rate(data, 0, 3, 40.0, {})
+    assert by_sampler == pytest.approx(by_size, rel=0.1)
+    with_a_short_one = loading._rate(data, 0, 4, 40.0, {})
+    assert with_a_short_one == pytest.approx(by_size, rel=0.1)
+    with pytest.raises(CallerMistake, match="no batch"):
+        loading._rate(torch.arange(0), 0, 2, 40.0, {})
+    with pytest.raises(CallerMistake, match="no batch"):
+        loading._rate(torch.arange(1), 0, 2, 40.0, {"drop_last": True})
+    assert loading._rate(Endless(), 0, 2, 40.0, {}) > 0
 
 
 def test_workers_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +211,20 @@ def test_undoing_leaves_the_users_own_compiled_call() -> None:
     applied = flatout.apply(plan(Choice(id="fused-optimizer")), model, optimizer)
     applied.undo()
     assert model.__dict__["_compiled_call_impl"] is own
+
+
+def test_levers_belong_inside_of_what_ranks_are_wrapped_in() -> None:
+    class DistributedDataParallel(nn.Sequential):
+        """As much of torch's as is looked at."""
+
+    model, optimizer, _ = parts()
+    wrapped = DistributedDataParallel()
+    wrapped.module = model
+    applied = flatout.apply(plan(Choice(id="fused-optimizer")), wrapped, optimizer)
+    assert "_compiled_call_impl" in model.__dict__
+    assert "_compiled_call_impl" not in wrapped.__dict__
+    applied.undo()
+    assert "_compiled_call_impl" not in model.__dict__
 
 
 @pytest.mark.parametrize(

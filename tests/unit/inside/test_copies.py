@@ -138,6 +138,50 @@ def test_a_subclass_of_tensor_keeps_its_type() -> None:
     assert type(torch.ones(100).as_subclass(Mine).to(torch.float64)) is Mine
 
 
+KEPT_BEFORE = {torch.Tensor.to}
+
+
+def test_a_kind_of_tensor_that_keeps_methods_knows_them_again(session: Session, tap: CopiesTap) -> None:
+    kept_while = {torch.Tensor.to}
+    known: list[tuple[bool, ...]] = []
+
+    class Mine(torch.Tensor):
+        """As torchvision's: what is done to one by these methods is one again."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") == "to":
+                known.append((func in KEPT_BEFORE, func in kept_while, func is torch.Tensor.to))
+            return result
+
+    mine = torch.ones(100).as_subclass(Mine)
+    mine.to(torch.float64)
+    assert logged(session) == [400]  # once, though torch calls it again from inside
+    tap.remove()  # as in a loader's worker
+    mine.to(torch.float64)
+    assert known == [(True, True, True)] * 2
+
+
+@pytest.mark.full
+def test_the_compiler_sees_the_methods_alone() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    def of_a_tensor(x: Any) -> Any:
+        return torch.Tensor.to(x.to(torch.float64), torch.float32) * 2
+
+    def of_any(x: Any) -> Any:
+        return x.to(torch.float64) * 2
+
+    of_a_tensor, of_any = (
+        torch.compile(one, fullgraph=True, backend="eager") for one in (of_a_tensor, of_any)
+    )
+    assert of_a_tensor(torch.ones(3)).tolist() == [2.0] * 3
+    assert type(of_any(torch.ones(3).as_subclass(Mine))) is Mine
+
+
 def test_the_methods_look_as_before() -> None:
     assert torch.Tensor.to.__name__ == "to"
     assert torch.Tensor.copy_.__doc__ == torch._C.TensorBase.copy_.__doc__

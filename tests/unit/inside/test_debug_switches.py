@@ -58,6 +58,32 @@ def test_a_session_turns_them_on_and_puts_back_what_it_found(tmp_path: Path, ben
         torch.backends.cudnn.benchmark = False
 
 
+def test_one_that_fails_when_the_device_starts_is_told_of_and_the_device_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
+
+    waiting: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", waiting.append)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", refused)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", refused)
+    session = Session(torch, Order(folder=str(tmp_path), taps=(), debug=("memory-history", "sync")))
+    session.arm()
+    try:
+        told = session.facts["debug"]
+        assert set(told.values()) == {"on"}
+        for begin in waiting:
+            begin()
+        words = "does not work here: RuntimeError: cudaMallocAsync does not yet support recordHistory"
+        assert told == {"memory-history": words, "sync": words}
+    finally:
+        session.finish()
+        session.disarm()
+    assert not session.failed
+
+
 def test_the_line_of_the_script_is_named_once_where_torch_waits_further_down(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

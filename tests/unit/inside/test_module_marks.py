@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleMarks]:
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:  # what other tests of this process have compiled
-        monkeypatch.setitem(dynamo.counters, "frames", {})
+        monkeypatch.setitem(dynamo.counters["stats"], "unique_graphs", 0)
     session = Session(torch, Order(folder=str(tmp_path)))
     session.thread = threading.get_ident()
     marks = ModuleMarks(session)
@@ -87,6 +87,6 @@ def test_what_other_threads_call_is_not_marked(marks: ModuleMarks) -> None:
 
 def test_a_job_that_compiles_goes_without(marks: ModuleMarks, monkeypatch: pytest.MonkeyPatch) -> None:
     utils: Any = pytest.importorskip("torch._dynamo.utils")
-    monkeypatch.setitem(utils.counters, "frames", {"ok": 1})
+    monkeypatch.setitem(utils.counters["stats"], "unique_graphs", 1)
     marks.begin([Net()])
     assert not marks._hooks

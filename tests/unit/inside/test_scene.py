@@ -218,6 +218,33 @@ def test_a_lever_that_says_that_it_can_hold_no_longer_is_the_one_to_go(watching:
     assert train(ones()) == [2.0, 4.0, 4.0]
 
 
+def test_who_came_on_last_goes_first(watching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(Doubling, "undo", lambda lever: gone.append(lever.settings["name"]))
+    session = watching(*({"id": "doubling", "settings": {"name": name}} for name in ("first", "second")))
+    train(ones())
+    session.scene.switch([])
+    assert gone == ["second", "first"]
+
+
+def test_a_call_that_the_script_captures_runs_as_written(
+    watching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.")
+
+    session = watching({"id": "doubling"})
+    model = ones()
+    assert train(model) == [4.0, 4.0, 4.0]
+    monkeypatch.setattr(session.scene, "device", torch.device("cuda"))
+    monkeypatch.setattr(session, "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refused)
+    assert model(torch.ones(1, 2)).item() == 2.0
+    assert not session.failed
+    monkeypatch.undo()
+
+
 def test_a_loss_that_is_a_module_is_no_model_of_its_own(watching: Any) -> None:
     session = watching(pair_updates=2)
     model, criterion = nn.Linear(2, 3), nn.CrossEntropyLoss()

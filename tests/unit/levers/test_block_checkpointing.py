@@ -92,6 +92,15 @@ def test_a_forward_of_the_blocks_own_comes_back() -> None:
     assert model.blocks[0].forward is own
 
 
+def test_a_root_inside_of_another_has_its_blocks_once() -> None:
+    outer = nn.Sequential(inner := Stacked())
+    lever = BlockCheckpointing(SimpleNamespace(torch=torch, roots=lambda: [inner, outer]), {})
+    lever.apply()
+    assert len(lever._found) == 4
+    lever.undo()
+    assert all("forward" not in vars(block) for block in inner.blocks)
+
+
 def test_evaluation_keeps_nothing_and_needs_no_checkpoint() -> None:
     model = Stacked()
     x = torch.randn(8, 4)

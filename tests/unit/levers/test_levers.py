@@ -217,6 +217,21 @@ def test_channels_last_changes_strides_alone_and_puts_them_back() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), values, strict=True))
 
 
+def test_a_place_that_was_kept_is_used_again_only_where_it_suits() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    lever = ChannelsLast(scene(roots=(model,)), {})
+    lever.apply()
+    place = model[0].weight.data_ptr()
+    lever.undo()
+    lever.apply()
+    assert model[0].weight.data_ptr() == place  # graphs that were recorded know it
+    lever.undo()
+    model.double()
+    lever.apply()
+    assert model[0].weight.dtype == torch.float64
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
 # Graphs -----------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,9 @@ from flatout.levers import saved_tensors  # noqa: E402
 from flatout.levers.activation_offload import ActivationOffload  # noqa: E402
 from flatout.levers.job import JobFacts  # noqa: E402
 from flatout.levers.lever import Refused  # noqa: E402
-from flatout.levers.offloading import Away, is_plain  # noqa: E402
+from flatout.levers.offloading import Away, ToHost, is_plain  # noqa: E402
 from flatout.levers.optimizer_offload import OptimizerOffload  # noqa: E402
-from flatout.levers.optimizer_states import States  # noqa: E402
+from flatout.levers.optimizer_states import States, wait_for_states  # noqa: E402
 from flatout.levers.saved_tensors import SavedTensors  # noqa: E402
 
 nn = torch.nn
@@ -92,9 +93,9 @@ def test_weights_and_small_tensors_stay_and_nothing_is_sent_twice(sent: list[Any
     weight = nn.Parameter(torch.randn(64, 64))
     saved.begin(SimpleNamespace(parameters=lambda: [weight]))
     large, small = torch.randn(64, 64), torch.randn(8, 8)
-    assert saved.pack(weight) is weight
+    assert saved.pack(weight).data_ptr() == weight.data_ptr()
     assert saved.pack(weight.t()) is not None
-    assert saved.pack(small) is small
+    assert saved.pack(small).data_ptr() == small.data_ptr()
     away = saved.pack(large)
     assert isinstance(away, Away)
     assert saved.pack(large) is away
@@ -151,6 +152,71 @@ def test_nothing_is_held_after_the_backward_pass() -> None:
     assert not saved._coming
     assert not saved._out.is_busy
     assert not any(one() is not None for one in saved._away)
+
+
+@pytest.mark.parametrize("fewest_bytes", [1, 1 << 30])
+def test_a_pass_without_a_way_back_holds_nothing(fewest_bytes: int) -> None:
+    # What is saved and stays must not hold the node that saves it: only Python's collector would find that.
+    saved = SavedTensors(torch, CPU, 0.0, fewest_bytes=fewest_bytes, window_bytes=0)
+    saved.begin(nn.Identity())
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        output = torch.ones(4, requires_grad=True).exp()
+    held = weakref.ref(output)
+    del output
+    assert held() is None
+
+
+def test_memory_of_what_is_fetched_in_vain_is_free_once_its_copy_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = SavedTensors(torch, CPU, 1.0, fewest_bytes=1, window_bytes=1 << 20)
+    waited: list[Any] = []
+    monkeypatch.setattr(saved._back, "wait_for", waited.append)
+    monkeypatch.setattr(saved._back, "copy", lambda *_args, **_kwargs: "its copy is done")
+    saved.begin(nn.Identity())
+    aways = [saved.pack(torch.full((256,), float(number))) for number in range(2)]
+    saved.unpack(aways[1])
+    assert len(waited) == 1
+    assert saved._coming
+    del aways
+    saved.begin(nn.Identity())
+    assert waited == ["its copy is done"] * 2
+    assert not saved._coming
+
+
+class Late(ToHost):
+    """Copies that a device has not come to yet."""
+
+    def __init__(self) -> None:
+        super().__init__(torch, CPU, window_bytes=None)
+        self.under_way: list[tuple[Any, Any]] = []
+
+    def copy(self, target: Any, source: Any, after: Any = None) -> None:
+        self.under_way.append((target, source.clone()))
+        target.fill_(float("nan"))
+
+    def finish(self) -> None:
+        for target, source in self.under_way:
+            target.copy_(source)
+        self.under_way.clear()
+
+
+@pytest.mark.parametrize("reads", ["state_dict", "state"])
+def test_states_that_are_saved_right_after_an_update_are_whole(reads: str) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    states = States(torch, CPU, optimizer, fewest_bytes=1)
+    states._out = late = Late()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    assert late.under_way
+    if reads == "state":
+        wait_for_states(optimizer)
+    saved = optimizer.state_dict()["state"] if reads == "state_dict" else optimizer.state
+    assert saved
+    assert all(bool(state["momentum_buffer"].isfinite().all()) for state in saved.values())
+    states.give_back()
+    assert not optimizer._optimizer_state_dict_pre_hooks
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])

@@ -356,6 +356,19 @@ def test_it_can_come_and_go_at_the_same_place() -> None:
     lever.undo()
 
 
+def test_a_place_in_another_order_is_not_used_again() -> None:
+    model = nn.Conv2d(3, 8, 3)
+    lever = Bf16Parameters(scene(model), {})
+    lever.apply()
+    lever.undo()
+    model.to(memory_format=torch.channels_last)
+    order = model.weight.stride()
+    lever.apply()
+    assert model.weight.stride() == order
+    lever.undo()
+    assert model.weight.stride() == order
+
+
 def test_recurrent_layers_and_gradients_that_are_kept() -> None:
     model = nn.LSTM(4, 8, batch_first=True)
     x = torch.randn(2, 3, 4)

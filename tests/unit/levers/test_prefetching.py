@@ -220,6 +220,20 @@ def copies(loader: Any, model: Any) -> None:
         model()
 
 
+def test_a_batch_that_is_taken_under_a_mode_of_the_scripts_own_is_not_watched() -> None:
+    def loop(loader: Any, model: Any) -> None:
+        batches = iter(loader)
+        for _ in range(4):
+            with torch.device("meta"):
+                next(batches)
+            # The block has taken off its own, and nobody else's.
+            assert not torch.overrides._len_torch_function_stack()
+            assert torch.ones(1).device.type == "cpu"
+            model()
+
+    assert copied_by(loop)["copied"] == []
+
+
 def copies_one_by_one(loader: Any, model: Any) -> None:
     for number, (x, y) in enumerate(loader):
         assert number >= 0

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from flatout.levers.allocator import Allocator  # noqa: E402
 from flatout.levers.cpu_threads import CpuThreads  # noqa: E402
 from flatout.levers.job import JobFacts  # noqa: E402
+from flatout.levers.lever import Refused  # noqa: E402
 from flatout.levers.sdpa_backend import SdpaBackend  # noqa: E402
 from flatout.levers.tf32 import Tf32  # noqa: E402
 
@@ -113,6 +114,16 @@ def test_only_the_attention_kernel_that_was_timed_to_be_faster_is_tried() -> Non
     settings, reason, _ = variants({"torch's choice": 0.300, "cudnn": 0.297, "flash": 0.4})
     assert not settings
     assert reason == "torch's own choice is the fastest for this shape: 0.300 ms"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_that_the_environment_configures_is_not_touched(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    scene: Any = SimpleNamespace(torch=None)
+    with pytest.raises(Refused, match="max_split_size_mb:128"):
+        Allocator(scene, {}).apply()
 
 
 def test_the_allocator_is_left_alone_unless_it_starts_over() -> None:

@@ -22,7 +22,7 @@ class MemoryHistory(Switch):
     def turn_on(self) -> None:
         """With the first use of the device."""
         self._is_on = False
-        self.torch.cuda._lazy_call(self._begin)  # noqa: SLF001 - as torch does it for seeds
+        self.at_first_use(self._begin)
 
     def turn_off(self) -> None:
         """Off."""

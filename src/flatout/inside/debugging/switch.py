@@ -26,12 +26,25 @@ class Switch:
         self.torch = torch
         # Where this process leaves what it has seen; made when it is asked for.
         self.folder = folder
+        # Hears of it where one fails that was on already.
+        self.tell: Callable[[Exception], None] = lambda _error: None
 
     def turn_on(self) -> None:
         """On."""
 
     def turn_off(self) -> None:
         """As it was found."""
+
+    def at_first_use(self, begin: Callable[[], None]) -> None:
+        """Begin when CUDA starts: nothing of ours starts it, and what fails then is told, not raised."""
+
+        def guarded() -> None:
+            try:
+                begin()
+            except Exception as error:  # noqa: BLE001 - a switch may fail alone
+                self.tell(error)
+
+        self.torch.cuda._lazy_call(guarded)  # noqa: SLF001 - as torch does it for seeds
 
     def close(self) -> None:
         """The process ends: write what is to be kept."""

@@ -30,11 +30,11 @@ class Sync(Switch):
         self._filter: Any = None
 
     def turn_on(self) -> None:
-        """With the first use of the device: not before, for that would start CUDA."""
-        self.torch.cuda._lazy_call(self._begin)  # noqa: SLF001 - as torch does it for seeds
+        """With the first use of the device."""
+        self.at_first_use(self._begin)
 
     def turn_off(self) -> None:
-        """As it was found, where nobody else has changed it since."""
+        """As it was found."""
         if self._before is None:
             return
         self.torch.cuda.set_sync_debug_mode(self._before)

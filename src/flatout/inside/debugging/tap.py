@@ -1,5 +1,6 @@
 """The switches that were asked for, in the user's process."""
 
+import functools
 from typing import TYPE_CHECKING
 
 from flatout.inside.debugging.catalogue import BY_NAME
@@ -31,13 +32,18 @@ class DebugTap:
                 told[name] = NO_CUDA
                 continue
             switch = kind(session.torch, session.folder)
+            switch.tell = functools.partial(self._tell, told, name)
+            told[name] = "on"
             try:
                 switch.turn_on()
             except Exception as error:  # noqa: BLE001 - a switch may fail alone
-                told[name] = f"does not work here: {type(error).__name__}: {error}"
+                switch.tell(error)
             else:
-                told[name] = "on"
                 self._on.append(switch)
+
+    @staticmethod
+    def _tell(told: dict[str, str], name: str, error: Exception) -> None:
+        told[name] = f"does not work here: {type(error).__name__}: {error}"
 
     def remove(self) -> None:
         """Off."""

@@ -1,6 +1,6 @@
 """The user's files as a trial sees them: the real ones, with those of the shadow folder laid over.
 
-The layout of the shadow folder is in `redirect.py`.
+The layout of the shadow folder is in `install.py`.
 """
 
 import contextlib

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.tap import Patch, unseen
-
-# Where autograd's entry points look up its engine.
-_ENGINE = "_engine_run_backward"
+from flatout.levers.autograd_engine import ENGINE
 
 
 class LastLoss:
@@ -24,7 +22,7 @@ class LastLoss:
         """A look at the engine, and at what scalers scale."""
         autograd, scaler = self._torch.autograd, self._torch.amp.GradScaler
         return [
-            Patch(autograd, _ENGINE, self._seeing(getattr(autograd, _ENGINE))),
+            Patch(autograd, ENGINE, self._seeing(getattr(autograd, ENGINE))),
             Patch(scaler, "scale", self._seeing_scaled(scaler.scale)),
         ]
 

@@ -9,6 +9,7 @@ two evaluations: it starts from copies, which are put back.
 import copy
 from typing import Any
 
+from flatout.levers.optimizer_states import wait_for_states
 from flatout.runtime.finite.gradients import parameters_of
 
 
@@ -76,6 +77,7 @@ class Copied:
         self._torch = torch
         self._optimizer = optimizer
         self._values = [(one, one.detach().clone()) for one in parameters_of(optimizer)]
+        wait_for_states(optimizer)
         self._states = [
             (one, copy.deepcopy(optimizer.state[one]))
             for one in parameters_of(optimizer)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from flatout.levers.optimizer_states import wait_for_states
 from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.finite import PATIENCE, POLICIES, Policy, Updates
 from flatout.runtime.checkpoint.checkpointer import Checkpointer
@@ -215,6 +216,7 @@ class Update:
     def _is_sound(self) -> bool:
         """Whether what would be saved, or was loaded, is finite, on every rank. All of them must ask."""
         tensors = list(parameters_of(self._optimizer))
+        wait_for_states(self._optimizer)
         for state in self._optimizer.state.values():
             if isinstance(state, dict):
                 tensors += [one for one in state.values() if isinstance(one, self._torch.Tensor)]
