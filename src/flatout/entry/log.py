@@ -239,7 +239,7 @@ def _rank() -> int:
 
 
 def _session() -> Any:
-    inside = sys.modules.get("flatout.inside.session")
+    inside = sys.modules.get("flatout.inside.armed")
     return inside.armed_session() if inside is not None else None
 
 

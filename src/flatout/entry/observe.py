@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from flatout.inside.session import armed_session
+from flatout.inside.armed import armed_session
 from flatout.records.places import PROJECT_FOLDER
 from flatout.runtime.observing import Observation, Observing
 

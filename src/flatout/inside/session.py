@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.inside import stopping
+from flatout.inside.armed import dismiss, enlist
 from flatout.inside.autopsy import AutopsyTap
 from flatout.inside.bench import Bench
 from flatout.inside.calls_as_steps import CallsTap
@@ -134,8 +134,7 @@ class Session:
         if self.order.repeat_batches:
             self._install("repeated batches", RepeatedBatches)
         self._worker_loop = leave_workers_alone(self)
-        _armed_sessions.append(self)
-        _follow_forks()
+        enlist(self)
         atexit.register(self.finish)
 
     def _install(self, name: str, make: Callable[["Session"], Tap]) -> None:
@@ -161,8 +160,7 @@ class Session:
             self.records.remove()
         if self.ranges is not None:
             self.ranges.close()
-        if self in _armed_sessions:
-            _armed_sessions.remove(self)
+        dismiss(self)
         atexit.unregister(self.finish)
 
     # The step
@@ -393,33 +391,6 @@ class Session:
         steps = self.tap("steps", StepsTap)
         if steps is not None:
             steps.restart()
-
-
-# The session of this process, where there is one.
-_armed_sessions: list[Session] = []
-
-
-@functools.cache
-def _follow_forks() -> None:
-    """Once a process: what is registered stays for good, and sessions come and go."""
-
-    def each(call: Callable[[Session], None]) -> Callable[[], None]:
-        def hook() -> None:
-            for session in _armed_sessions:
-                call(session)
-
-        return hook
-
-    os.register_at_fork(
-        before=each(Session.before_fork),
-        after_in_parent=each(Session.after_fork_here),
-        after_in_child=each(Session.after_fork),
-    )
-
-
-def armed_session() -> Session | None:
-    """The session that watches this process, or None."""
-    return _armed_sessions[-1] if _armed_sessions else None
 
 
 def start_session(torch: Any, order_path: str) -> Session:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.inside.session import Session, armed_session
+from flatout.inside.armed import armed_session
+from flatout.inside.session import Session
 from flatout.integrations.figures import Figures
 from flatout.integrations.guarded import tell
 from flatout.records.errors import FlatoutError

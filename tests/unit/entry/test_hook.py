@@ -77,7 +77,7 @@ def test_a_script_that_deletes_the_variable_is_watched_all_the_same(tmp_path: Pa
     Order(folder=str(tmp_path / "run")).write(order)
     code = (
         "import os; del os.environ['FLATOUT_SESSION']; import torch; "
-        "from flatout.inside.session import armed_session; print(armed_session() is not None)"
+        "from flatout.inside.armed import armed_session; print(armed_session() is not None)"
     )
     done = python(code, FLATOUT_SESSION=str(order))
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

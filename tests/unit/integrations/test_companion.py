@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from flatout.inside.session import armed_session
+from flatout.inside.armed import armed_session
 from flatout.integrations.companion import Companion, Held
 from flatout.records.plan import Choice, Fingerprint, Plan
 

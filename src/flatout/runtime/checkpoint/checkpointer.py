@@ -365,7 +365,7 @@ class Checkpointer:
 def _tell_the_session(folder: Path) -> None:
     """Under `flatout run`, whoever watches from outside can see what was saved last."""
     if SESSION_VARIABLE in os.environ:
-        from flatout.inside.session import armed_session
+        from flatout.inside.armed import armed_session
 
         session = armed_session()
         if session is not None:
