@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     make_output_safe()
-    ended = _listen_for_the_end()
+    ended, listen_no_longer = _listen_for_the_end()
     if VARIABLE in os.environ:
         take_pipe()
     # By the words at first: these must hold even when they cannot be parsed. A command that could be parsed
@@ -115,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             code = code if error.errno == errno.EPIPE else _say_error(_unprintable(error), asked)
             discard_output()
     finally:
+        listen_no_longer()
         if ended:
             os.kill(os.getpid(), ended[0])
     sys.exit(code)
@@ -133,7 +134,7 @@ def _look_after_power_limits(words: list[str]) -> None:
         tell_and_restore(lambda text: click.echo(inert(f"flatout: {text}", but="\n"), err=True))
 
 
-def _listen_for_the_end() -> list[int]:
+def _listen_for_the_end() -> tuple[list[int], Callable[[], None]]:
     """Have SIGTERM and SIGHUP pass through the program as an exception; the list holds the one that came.
 
     Unlike the end that they bring otherwise, this shows the cursor again and removes what is temporary. The
@@ -142,15 +143,18 @@ def _listen_for_the_end() -> list[int]:
     came: list[int] = []
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
 
+    def listen_no_longer() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         came.append(number)
-        for each in numbers:
-            signal.signal(each, signal.SIG_DFL)
+        listen_no_longer()
         raise Ended
 
     for number in numbers:
         signal.signal(number, end)
-    return came
+    return came, listen_no_longer
 
 
 def _run(words: list[str], asked: dict[str, bool]) -> int:

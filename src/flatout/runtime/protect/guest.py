@@ -116,6 +116,8 @@ class Protected:
         stop.listen()
 
     def _find_what_was_saved(self) -> None:
+        if not self._folder.is_dir():
+            return
         with at_work_in(self._folder):  # who writes for the life before may still be at it
             pass
         self._stored = newest_complete(self._folder, self._tell_of_damage)
