@@ -77,6 +77,10 @@ class Batcher:
                 self._changed.notify()
             return ticket
 
+    def delivered(self, ticket: Ticket) -> None:
+        """Its answer is on its way to the client only now."""
+        self.pace.delivered(self._clock() - ticket.answered_s)
+
     def leave(self, ticket: Ticket) -> None:
         """Nobody waits for it: it will not be computed, unless that has begun."""
         with self._changed:
@@ -126,7 +130,8 @@ class Batcher:
         rounds, rest = divmod(waiting, self.most)
         last = self.policy.predicted_s(rest) if rest else 0.0
         slow = self.pace.slowness
-        return slow * (rounds * whole + (last or 0.0)) + self._under_way_s(slow) + self.pace.spread_s
+        batches = slow * (rounds * whole + (last or 0.0)) + self._under_way_s(slow)
+        return batches + self.pace.spread_s + self.pace.delivery_s
 
     def _under_way_s(self, slow: float) -> float:
         """What is left of the batch that is being computed."""
@@ -218,7 +223,8 @@ class Batcher:
             queue = self._queues[key]
             while queue and queue[0].expires_s <= now:
                 ticket = queue.popleft()
-                ticket.state, ticket.error = "answered", Expired("it waited too long")
+                ticket.state, ticket.answered_s = "answered", now
+                ticket.error = Expired("it waited too long")
                 late.append(ticket)
             self._forget_if_empty(key)
         self._waiting -= len(late)
@@ -273,10 +279,11 @@ class Batcher:
                 ticket.error = outcome
             else:
                 ticket.result = outcome[number]
+        now = self._clock()
         with self._changed:
             told = [ticket for ticket in part if ticket.state == "running"]
             for ticket in told:
-                ticket.state = "answered"
+                ticket.state, ticket.answered_s = "answered", now
             self.pace.answered(len(part), took_s, self.policy.predicted_s(len(part)))
             self._grow_back(len(part))
         self._deliver(told)

@@ -1,7 +1,7 @@
 """How fast items come and are answered at the moment: running means that forget."""
 
-# How much of a mean the newest counts.
-_NEW = 0.1
+# How much of a mean the newest counts: of batches, and of answers, which come by the batch.
+_NEW, _NEW_ANSWER = 0.1, 0.01
 # A promise holds for nearly all, not for half of them: so many mean deviations are added to a mean.
 _DEVIATIONS = 3.0
 # Where nothing was answered yet, a client may ask again after this.
@@ -18,6 +18,8 @@ class Pace:
         # What batches take now, what they took when measured, and how far single ones are from that ratio.
         # In seconds: a small batch that was interrupted says little about large ones.
         self._took_s = self._measured_s = self._apart_s = 0.0
+        # What answers wait for on their way out, and how far single ones are from that.
+        self._out_s = self._out_apart_s = 0.0
 
     def arrived(self) -> None:
         """One more came while the model worked.
@@ -38,6 +40,16 @@ class Pace:
             rate = self._came / took_s
             self._per_s = rate if self._per_s is None else (1 - _NEW) * self._per_s + _NEW * rate
             self._came = 0
+
+    def delivered(self, late_s: float) -> None:
+        """An answer went out so long after it was computed: whoever sends it has others to refuse."""
+        self._out_apart_s += _NEW_ANSWER * (abs(late_s - self._out_s) - self._out_apart_s)
+        self._out_s += _NEW_ANSWER * (late_s - self._out_s)
+
+    @property
+    def delivery_s(self) -> float:
+        """How long nearly all answers take to go out."""
+        return self._out_s + _DEVIATIONS * self._out_apart_s
 
     @property
     def slowness(self) -> float:

@@ -136,6 +136,7 @@ class Predicting:
             if ticket.state != "answered":
                 self.batcher.leave(ticket)
         if ticket.state == "answered":
+            self.batcher.delivered(ticket)
             return ticket
         self._items.add(1, why)
         if why == "left":

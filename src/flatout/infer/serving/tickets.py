@@ -37,6 +37,7 @@ class Ticket:
     state: State = "waiting"
     result: Any = None
     error: BaseException | None = None
-    # With how many it was computed, and how long it had waited.
+    # With how many it was computed, how long it had waited, and when it was answered.
     batch: int = 0
     waited_s: float = 0.0
+    answered_s: float = 0.0

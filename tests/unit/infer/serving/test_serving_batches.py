@@ -367,6 +367,16 @@ def test_times_that_vary_are_promised_by_their_upper_end() -> None:
     assert interrupted.slowness < 1.1
 
 
+def test_answers_that_go_out_late_are_reckoned_with() -> None:
+    from flatout.infer.serving.pace import Pace
+
+    pace = Pace()
+    assert pace.delivery_s == 0.0
+    for number in range(2000):
+        pace.delivered(0.02 if number % 2 else 0.04)
+    assert pace.delivery_s == pytest.approx(0.03 + 3 * 0.01, rel=0.05)
+
+
 def test_what_is_over_of_the_batch_under_way_makes_room() -> None:
     clock, room = Clock(), list[int]()
 
