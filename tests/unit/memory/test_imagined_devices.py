@@ -92,6 +92,11 @@ said["accelerator"] = [torch.accelerator.is_available(), str(torch.zeros(1, devi
 torch.accelerator.synchronize()
 loader = torch.utils.data.DataLoader(host, batch_size=4, pin_memory=True)
 said["pinned"] = str(next(iter(loader)).device)
+try:
+    sparse = torch.nn.Embedding(10, 4, sparse=True).cuda()
+    sparse(torch.tensor([1], device="cuda")).sum().backward()
+except NotImplementedError as refused:
+    said["sparse"] = str(refused)
 print(json.dumps(said))
 """
 
@@ -126,6 +131,10 @@ def test_a_script_that_asks_for_devices_all_the_way_trains(said: dict[str, Any])
 
 def test_whether_segments_grow_is_what_the_environment_or_the_script_says(said: dict[str, Any]) -> None:
     assert said["grows"] == [True, False]
+
+
+def test_sparse_gradients_are_refused_with_what_to_do(said: dict[str, Any]) -> None:
+    assert "sparse=False" in said["sparse"]
 
 
 def test_common_questions_have_answers(said: dict[str, Any]) -> None:

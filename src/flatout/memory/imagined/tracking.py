@@ -31,7 +31,13 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int], inside: list[int]) ->
     flatten = torch.utils._pytree.tree_leaves  # noqa: SLF001
 
     def storages(tree: Any) -> list[Any]:
-        return [leaf.untyped_storage() for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise NotImplementedError(
+                "how much sparse tensors hold depends on values, which an imagined GPU does not have; "
+                "with sparse=False an upper bound can be told"
+            )
+        return [tensor.untyped_storage() for tensor in tensors]
 
     class Tracker(base):  # type: ignore[misc]
         """Below autograd: what is saved for the backward pass lives as long as it would."""
