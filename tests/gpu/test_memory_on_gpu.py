@@ -110,6 +110,42 @@ def test_the_autopsy_names_it_and_the_job_goes_on_with_what_fits(tmp_path: Path)
     assert sum(line.startswith("loss ") for line in done.stderr.splitlines()) == 4
 
 
+# Small for some updates, then all at once more than there is; before that, nearly all of it if so asked.
+LATE = """
+import sys
+import torch
+
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+held = None
+for step in range(40):
+    model(torch.randn(8, 1024, device="cuda")).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step in (1, 20, 39):
+        print(torch._C._cuda_isHistoryEnabled(), flush=True)
+    if step == 20 and "full" in sys.argv:
+        size = int(0.75 * torch.cuda.get_device_properties(0).total_memory)
+        held = torch.empty(size, dtype=torch.uint8, device="cuda")
+torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("words", "kept"), [((), "True False False"), (("full",), "True False True")])
+def test_stacks_are_kept_at_first_and_where_the_gpu_is_nearly_full(
+    tmp_path: Path, words: tuple[str, ...], kept: str
+) -> None:
+    (tmp_path / "train.py").write_text(LATE)
+    done = ran("run", "--as-written", "train.py", *words, folder=tmp_path)
+    assert done.stdout.split() == kept.split(), done.stderr[-2000:]
+    [path] = (tmp_path / ".flatout" / "runs").glob("*/autopsy.json")
+    autopsy = json.loads(path.read_text())
+    assert autopsy["found"]["stacks_kept"] is kept.endswith("True")
+    assert autopsy["found"]["parts"]["parameters"] > 4 << 20
+    assert any("are not known" in note for note in autopsy["notes"]) is kept.endswith("False")
+
+
 @pytest.mark.timeout(200)
 def test_a_batch_that_runs_out_goes_through_in_parts_and_learns_the_same() -> None:
     def model_of() -> Any:
