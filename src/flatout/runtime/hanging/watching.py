@@ -81,19 +81,22 @@ def hangs_told(
     silence = Silence(limit_s)
 
     def watch() -> None:
-        is_told = False
+        # The newest sign of life when it was told of; None while there is nothing to tell.
+        told_at_s: float | None = None
         while not ended.wait(_LOOK_S):
             beats = read_heartbeats(folder)
             living, is_stopped = _living(beats)
             silent_s = silence.look(living, is_stopped=is_stopped, now_s=time.monotonic())
             if not living:
                 continue  # it ends, or makes room for other processes
-            if silent_s is None:
-                if is_told:
+            newest_s = max(beat.sign_s for beat in living)
+            if told_at_s is not None:
+                # Whoever looks at its stacks stops it for an instant, which is no sign of life.
+                if silent_s is None and newest_s > told_at_s:
+                    told_at_s = None
                     goes_on()
-                is_told = False
-            elif not is_told and not ended.is_set():
-                is_told = True
+            elif silent_s is not None and not ended.is_set():
+                told_at_s = newest_s
                 tell(_hang(beats, silent_s, silence.usual_s))
 
     thread = start_aside(watch, "flatout-hangs")
