@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
-from typing import Protocol
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Protocol
 
 _REAP_S = 2.0
 
@@ -55,6 +56,34 @@ def run_tool(arguments: Sequence[str], *, timeout_s: float) -> ToolOutput:
         said = f": {words[-1]}" if words else ""
         return ToolOutput(text=None, reason=f"{name} exited with {child.returncode}{said}")
     return ToolOutput(text=out.decode(errors="replace"))
+
+
+def start_worker(
+    module: str, order: str, environment: Mapping[str, str]
+) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
+    """A module of ours in a child with a session of its own, and the pipe by which it tells what it finds.
+
+    It gets the pipe's descriptor and the order as arguments.
+    """
+    reader, writer = os.pipe()
+    events = os.fdopen(reader, "rb")
+    try:
+        child = subprocess.Popen(
+            # -P: a statistics.py or torch.py in the user's folder is not ours to import.
+            [sys.executable, "-P", "-m", module, str(writer), order],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            pass_fds=(writer,),
+            start_new_session=True,
+        )
+    except BaseException:
+        events.close()
+        raise
+    finally:
+        os.close(writer)
+    return child, events
 
 
 def end_child(child: "subprocess.Popen[bytes]") -> None:

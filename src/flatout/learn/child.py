@@ -1,15 +1,12 @@
 """Flatout's side of a measurement: starts the child, listens, and makes an error of a child that died."""
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import msgspec
 
-from flatout.hardware.command import end_child, end_process_group
+from flatout.hardware.command import end_child, end_process_group, start_worker
 from flatout.learn.bench import BenchOrder
 from flatout.records.errors import ChildFailed, EnvironmentProblem
 
@@ -24,27 +21,14 @@ def measured_in_child(
     order: BenchOrder, environment: Mapping[str, str], on_stage: OnStage, *, timeout_s: float = TIMEOUT_S
 ) -> Iterator[tuple[str, Any, float]]:
     """(lesson, what was found, seconds) for each lesson of the order, as they are done."""
-    reader, writer = os.pipe()
-    child = subprocess.Popen(
-        [
-            # -P: a statistics.py or torch.py in the user's folder is not ours to import.
-            *(sys.executable, "-P", "-m", "flatout.learn.worker"),
-            *(str(writer), msgspec.json.encode(order).decode()),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-        pass_fds=(writer,),
-        start_new_session=True,
-    )
-    os.close(writer)
+    words = msgspec.json.encode(order).decode()
+    child, events = start_worker("flatout.learn.worker", words, environment)
     complaints = _Complaints(child.stderr)
     late = threading.Timer(timeout_s * len(order.lessons), end_process_group, (child.pid,))
     late.daemon = True
     late.start()
     try:
-        with os.fdopen(reader, "rb") as events:
+        with events:
             yield from _listen(order, events, on_stage)
         if child.wait() != 0:
             raise _died(child.returncode, complaints.last_line())

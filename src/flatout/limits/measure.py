@@ -3,16 +3,14 @@
 import contextlib
 import dataclasses
 import importlib.metadata
-import os
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
 
-from flatout.hardware.command import end_child, end_process_group
+from flatout.hardware.command import end_child, end_process_group, start_worker
 from flatout.hardware.protocol import DeviceSource
 from flatout.limits.clocks import ClockWatch
 from flatout.limits.target import Target
@@ -159,15 +157,8 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     """Start the child; whatever happens, it and everything it started are gone afterwards."""
     orders = [DeviceOrder(device=job.target.torch_device, dtypes=job.dtypes) for job in jobs]
     environment = {name: value for job in jobs for name, value in job.target.environment.items()}
-    reader, writer = os.pipe()
-    events = os.fdopen(reader, "rb")
-    try:
-        process = _started(orders, environment, writer)
-    except BaseException:
-        events.close()
-        raise
-    finally:
-        os.close(writer)
+    order = msgspec.json.encode(orders).decode()
+    process, events = start_worker("flatout.limits.worker", order, environment)
     child = _Child(process, events)
 
     def give_up() -> None:
@@ -183,25 +174,3 @@ def _child(jobs: Sequence[Job], timeout_s: float) -> Iterator[_Child]:
     finally:
         late.cancel()
         end_child(process)
-
-
-def _started(
-    orders: Sequence[DeviceOrder], environment: Mapping[str, str], writer: int
-) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        # -P: a statistics.py or torch.py in the user's folder is not ours to import.
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "flatout.limits.worker",
-            str(writer),
-            msgspec.json.encode(orders).decode(),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
-        pass_fds=(writer,),
-        start_new_session=True,
-    )

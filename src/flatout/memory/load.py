@@ -10,6 +10,7 @@ from flatout.hardware.catalogue import price_table, select
 from flatout.hardware.host import available_memory_bytes
 from flatout.memory.allocator import CachingAllocator
 from flatout.memory.fit import USUAL
+from flatout.memory.loading_lines import filling, loading, model_in_state
 from flatout.memory.model_files import read_model_files
 from flatout.memory.pieces import ModelFile, Piece
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR
@@ -43,9 +44,6 @@ _STATES = re.compile(
     "(?:max_)?exp_avg(?:_sq)?(?:_row|_col)?|exp_inf|momentum_buffer|square_avg|acc_delta|grad_avg"
 )
 _META = ('with torch.device("meta"):', "    model = Model()")
-_LOAD_FILE = "from safetensors.torch import load_file"
-# A model that was saved whole, not by its state dict.
-_PARTS_OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
 def load_files(paths: Sequence[Path], gpus: Sequence[str]) -> Load:
@@ -258,7 +256,7 @@ def _mapped(contents: _Contents) -> Iterator[LeanerLoad]:
     if saved:
         yield LeanerLoad(
             what="map the file instead of reading it into memory",
-            how=(_loading(next(file for file in contents.files if file.format == "torch")),),
+            how=(loading(next(file for file in contents.files if file.format == "torch")),),
             host_saved_bytes=saved,
             mind="tensors come from the file when they are first used, so it must stay where it is",
         )
@@ -269,7 +267,7 @@ def _on_meta(contents: _Contents) -> Iterator[LeanerLoad]:
     if contents.weights_bytes and not contents.is_script:
         yield LeanerLoad(
             what="build the model without memory, and give it the tensors of the file",
-            how=(*_META, *_filling(contents)),
+            how=(*_META, *filling(contents.with_weights, contents.weights)),
             host_saved_bytes=contents.weights_bytes,
             mind="buffers that are not in the file stay on meta: make them anew",
         )
@@ -297,7 +295,7 @@ def _without_the_rest(contents: _Contents) -> Iterator[LeanerLoad]:
         if first.format == "safetensors":
             how += ("state = {name: state[name] for name in model.state_dict()}",)
         else:
-            how += (_loading(first), f'torch.save({_model_in_state(contents)}, "weights.pt")')
+            how += (loading(first), f'torch.save({model_in_state(contents.weights)}, "weights.pt")')
     yield LeanerLoad(
         what="for inference, take the weights alone: no optimizer, no averages, no random states",
         how=how,
@@ -323,7 +321,7 @@ def _converted(contents: _Contents) -> Iterator[LeanerLoad]:
         old = files[0].path
         yield LeanerLoad(
             what="save it once more: what torch writes today can be mapped",
-            how=(_loading(files[0]), f"torch.save(state, {str(old.with_name(f'new-{old.name}'))!r})"),
+            how=(loading(files[0]), f"torch.save(state, {str(old.with_name(f'new-{old.name}'))!r})"),
             host_saved_bytes=contents.largest("legacy"),
         )
 
@@ -344,50 +342,6 @@ def _over_several(contents: _Contents, chosen: Sequence[RatedGpu]) -> Iterator[L
         device_saved_bytes=contents.weights_bytes - math.ceil(contents.bf16_bytes / count),
         mind="saved is what one GPU need not hold",
     )
-
-
-def _loading(file: ModelFile) -> str:
-    mapped = "mmap=True, " if file.format == "torch" else ""
-    alone, mind = _weights_only([file])
-    return f'state = torch.load({str(file.path)!r}, {mapped}map_location="cpu", {alone}){mind}'
-
-
-def _weights_only(files: Sequence[ModelFile]) -> tuple[str, str]:
-    """torch.load refuses classes that it does not know, and runs their code where it is told not to."""
-    if any(file.unfamiliar for file in files):
-        return "weights_only=False", "  # runs code of the file: where you trust it"
-    return "weights_only=True", ""
-
-
-def _filling(contents: _Contents) -> tuple[str, ...]:
-    """Lines that give a model its tensors."""
-    first, *more = contents.with_weights
-    name = str(first.path)
-    if not more and first.format != "safetensors":
-        return (_loading(first), f"model.load_state_dict({_model_in_state(contents)}, assign=True)")
-    if not more:
-        return (_LOAD_FILE, f'model.load_state_dict(load_file({name!r}, device="cuda"), assign=True)')
-    load, mind = 'load_file(shard, device="cuda")', ""
-    if first.format != "safetensors":
-        alone, mind = _weights_only(contents.with_weights)
-        load = f'torch.load(shard, mmap=True, map_location="cpu", {alone})'
-    return (
-        *((_LOAD_FILE,) if first.format == "safetensors" else ()),
-        f"for shard in sorted(Path({str(first.path.parent)!r}).glob({f'*{first.path.suffix}'!r})):",
-        f"    model.load_state_dict({load}, strict=False, assign=True){mind}",
-    )
-
-
-def _model_in_state(contents: _Contents) -> str:
-    """The part of a checkpoint that is the model: what lies under the key that holds most of it."""
-    nested: dict[str, int] = {}
-    for piece in contents.weights:
-        key = piece.path[0] if len(piece.path) > 1 else ""
-        nested[key] = nested.get(key, 0) + piece.stored_bytes
-    most = max(nested, key=lambda key: nested[key])
-    if most in _PARTS_OF_MODULES:
-        return "state.state_dict()"
-    return f"state[{most!r}]" if most else "state"
 
 
 # What else there is to say.

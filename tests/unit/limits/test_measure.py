@@ -91,7 +91,7 @@ def test_a_child_that_floods_its_standard_error_does_not_block(tmp_path: Path) -
 def test_a_child_that_cannot_be_started_leaves_no_pipe_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatout.limits.measure.sys.executable", str(tmp_path / "missing"))
+    monkeypatch.setattr("flatout.hardware.command.sys.executable", str(tmp_path / "missing"))
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(FileNotFoundError):
         measure_devices([Job(sabotage(tmp_path, ""), ("fp32",))])
