@@ -67,6 +67,13 @@ CASES: dict[str, dict[str, str]] = {
         "options": "--allow batch-size",
         "steps": "--steps",
     },
+    # The mission's case: precision, loader, batch and compiler each have something to give.
+    "images-small-batch": {
+        "words": f"{EXAMPLES}/images.py --width 192 --batch-size 16 --folder {PICTURES}",
+        "prepare": f"{EXAMPLES}/images.py --width 8 --folder {PICTURES} --steps 0",
+        "options": "--allow batch-size",
+        "steps": "--steps",
+    },
     "chargpt-mini": {
         "folder": "minGPT/projects/chargpt",
         "words": "chargpt.py --trainer.max_iters=1000000",

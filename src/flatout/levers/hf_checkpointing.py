@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flatout.levers.hugging_face import pretrained
+from flatout.levers.hugging_face import pretrained, recompute, recomputes
 from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever, Refused, Settings
 
@@ -44,16 +44,16 @@ class HfCheckpointing(Lever):
         for model in pretrained(self.scene.roots()):
             if not getattr(model, "supports_gradient_checkpointing", False):
                 continue
-            if not getattr(model, "is_gradient_checkpointing", False):
+            if not recomputes(model):
                 self._found.append((model, any(name in vars(model) for name in _INPUT_HOOKS)))
-                model.gradient_checkpointing_enable()
+                recompute(model, on=True)
         if not self._found:
             raise Refused("no model of transformers that could do it and does not")
 
     def undo(self) -> None:
         """Off; and the hooks that came with it go, unless they were there before."""
         for model, had_hooks in self._found:
-            model.gradient_checkpointing_disable()
+            recompute(model, on=False)
             if not had_hooks and any(name in vars(model) for name in _INPUT_HOOKS):
                 model.disable_input_require_grads()
                 for name in _INPUT_HOOKS:

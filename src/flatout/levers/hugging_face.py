@@ -30,8 +30,29 @@ def describe(roots: Iterable[Any]) -> dict[str, Any]:
         "hf_model_type": str(getattr(config, "model_type", "")) or None,
         "hf_checkpointing": {
             "supported": bool(getattr(first, "supports_gradient_checkpointing", False)),
-            "on": bool(getattr(first, "is_gradient_checkpointing", False)),
+            "on": recomputes(first),
         }
         if first is not None
         else None,
     }
+
+
+# What recomputing activations is called, newest name first: transformers warns of the old one, to its users.
+_RECOMPUTING = ("activation_checkpointing", "gradient_checkpointing")
+
+
+def recomputes(model: Any) -> bool:
+    """Whether a model keeps the inputs of its blocks alone, by its own switch."""
+    return any(bool(getattr(model, f"is_{name}")) for name in _known_as(model, "is_{}"))
+
+
+def recompute(model: Any, *, on: bool) -> None:
+    """Turn that switch."""
+    word = "{}_enable" if on else "{}_disable"
+    for name in _known_as(model, word):
+        getattr(model, word.format(name))()
+
+
+def _known_as(model: Any, word: str) -> tuple[str, ...]:
+    """The newest name of which the model has this word; nothing is asked of the others."""
+    return next(((name,) for name in _RECOMPUTING if hasattr(model, word.format(name))), ())

@@ -314,7 +314,7 @@ def test_a_real_model_gives_the_same_and_is_put_back(name: str, kind: Any) -> No
     if kind is HfSwitches:
         assert model.config._attn_implementation == "sdpa"
     else:
-        assert model.is_gradient_checkpointing
+        assert hugging_face.recomputes(model)
     found, others = trained(model, lever.around(model, model))
     torch.testing.assert_close(found, loss, rtol=1e-5, atol=1e-6)
     for a, b in zip(others, gradients, strict=True):
@@ -322,12 +322,38 @@ def test_a_real_model_gives_the_same_and_is_put_back(name: str, kind: Any) -> No
     lever.undo()
     after = set(vars(model)), model.config.to_dict(), len(model.get_input_embeddings()._forward_hooks)
     assert after == before
-    assert not model.is_gradient_checkpointing
+    assert not hugging_face.recomputes(model)
     again, _ = trained(model, model)
     assert torch.equal(again, loss)
 
 
-def test_a_real_model_is_known() -> None:
+def test_of_a_switch_with_two_names_the_newer_is_used() -> None:
+    class Renamed(PreTrainedModel):
+        """As transformers is from 5.2x on: old names warn whoever uses them."""
+
+        is_activation_checkpointing = False
+
+        def activation_checkpointing_enable(self) -> None:
+            self.is_activation_checkpointing = True
+
+        def activation_checkpointing_disable(self) -> None:
+            self.is_activation_checkpointing = False
+
+        def gradient_checkpointing_enable(self) -> None:
+            raise FutureWarning("deprecated")
+
+        gradient_checkpointing_disable = gradient_checkpointing_enable
+
+    model = Renamed()
+    lever = HfCheckpointing(scene(model), {})
+    lever.apply()
+    assert (model.is_activation_checkpointing, model.is_gradient_checkpointing) == (True, False)
+    assert hugging_face.describe([model])["hf_checkpointing"]["on"] is True
+    lever.undo()
+    assert hugging_face.describe([model])["hf_checkpointing"]["on"] is False
+
+
+def test_a_real_model_is_known_and_nobody_is_warned() -> None:
     model = tiny("Llama")
     assert hugging_face.describe([model]) == {
         "hf_attention": "eager",

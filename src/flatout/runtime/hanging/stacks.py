@@ -16,6 +16,8 @@ import psutil
 from flatout.records.hang import STACKS_FILE, STACKS_SIGNAL_ABOVE_MIN, Heartbeat, RankStanding
 
 _OWN = str(Path(__file__).parents[2])
+# The main thread comes last, and a process that is hardly given time pauses between two lines.
+_WRITTEN_S = 0.5
 _WAIT_S = 3.0
 _PY_SPY_S = 20.0
 _MOST_LINES = 80
@@ -98,11 +100,14 @@ def _written_down(pid: int, path: Path) -> list[str]:
     if not _catches(pid, number):
         return []
     os.kill(pid, number)
-    deadline, size = time.monotonic() + _WAIT_S, before
-    while time.monotonic() < deadline:
+    asked_s = grown_s = time.monotonic()
+    size = before
+    while time.monotonic() < asked_s + _WAIT_S:
         time.sleep(0.1)
         now = path.stat().st_size
-        if now > before and now == size:
+        if now != size:
+            grown_s = time.monotonic()
+        elif now > before and time.monotonic() > grown_s + _WRITTEN_S:
             break
         size = now
     with path.open(errors="replace") as file:
