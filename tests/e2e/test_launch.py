@@ -108,6 +108,16 @@ def test_without_the_tool_there_is_nobody_to_hand_it_to(
     assert not list(work.glob("train.*l")) + list(work.glob("*.sbatch"))
 
 
+def test_the_plan_of_another_script_is_used_where_it_is_named(flatout: Run, work: Path) -> None:
+    (work / "other.py").write_text("print('another')\n")
+    refused = flatout("launch", "--to", "slurm", "other.py")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "was made for another script: train.py" in refused.stderr
+    named = flatout("launch", "--to", "slurm", "--plan", "flatout.toml", "other.py")
+    assert named.returncode in (0, 1)
+    assert "flatout.toml" in named.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

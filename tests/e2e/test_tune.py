@@ -1,5 +1,6 @@
 """`tune` and `run` on small real jobs: a plan that helps, files untouched, failures with their verdict."""
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.records.plan import Choice, Fingerprint, Plan
 from tests.e2e.jobs import Place, digests, document, place_in
 
 pytest.importorskip("torch")
@@ -181,6 +183,23 @@ def test_a_script_that_fails_is_told_as_such(place: Place) -> None:
     done = place.flatout("tune", *ONLY, "train.py")
     assert done.returncode == 4
     assert "ended" in done.stderr
+
+
+def test_a_plan_is_applied_to_another_script_only_where_it_is_named(place: Place) -> None:
+    job(place)
+    source = (place.work / "train.py").read_text()
+    place.script(f"{source}\n# another", "other.py")
+    plan = Plan(
+        job=Fingerprint(script="train.py", script_sha256=hashlib.sha256(source.encode()).hexdigest()),
+        levers=(Choice(id="fused-optimizer"),),
+    )
+    plan.write(place.work / "flatout.toml")
+    alone = run(place, "--json", "other.py", "5")
+    assert (alone.returncode, document(alone)["levers"]) == (0, [])
+    assert "was made for another script, train.py, and is left alone" in alone.stderr
+    named = run(place, "--json", "--plan", "flatout.toml", "other.py", "5")
+    assert (named.returncode, document(named)["levers"]) == (0, ["fused-optimizer"])
+    assert "it was made for another script: train.py" in named.stderr
 
 
 def test_what_a_script_says_and_how_it_ends_is_its_own_under_run(place: Place) -> None:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.option("--gpu-name", default="", metavar="NAME", help="What they are called there, if otherwise.")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores on each machine.")
 @click.option("--memory", type=Size(), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
-@click.option("--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to run under.")
+@click.option(
+    "--plan", "plan_path", metavar="FILE", help=f"The plan to run under.  [default: {DEFAULT_PLAN}]"
+)
 @click.option("--as-written", is_flag=True, help="Without a plan.")
 @click.option(
     "--protect",
@@ -146,7 +148,7 @@ def _insist_on_sense(target: str) -> None:
 def _request(
     words: tuple[str, ...],
     *,
-    plan_path: str,
+    plan_path: str | None,
     as_written: bool,
     python: str | None,
     memory: int | None,
@@ -162,15 +164,35 @@ def _request(
 
     of_settings = ("partition", "account", "qos", "image", "checkpoints", "namespace", "workdir", "claim")
     settings = {name: options.pop(name) for name in (*of_settings, "cloud", "bucket", "setup")}
+    if plan_path is None and not as_written:
+        _insist_on_a_plan_for(words)
     return LaunchRequest(
         target=target,
         words=words,
         python=python or (sys.executable if target == "slurm" else "python"),
         folder=str(Path.cwd()),
-        plan=None if as_written else plan_path,
+        plan=None if as_written else plan_path or DEFAULT_PLAN,
         memory_bytes=memory,
         time_s=round(time_s) if time_s is not None else None,
         grace_s=round(grace),
         settings=Settings(is_spot=spot, storage_bytes=storage, **settings),
         **options,
     )
+
+
+def _insist_on_a_plan_for(words: tuple[str, ...]) -> None:
+    """The plan that lies here must be this script's, where nobody named it."""
+    from flatout.records.errors import CallerMistake
+    from flatout.records.plan import read_plan
+    from flatout.runtime.command import JobCommand
+    from flatout.tune.fingerprints import fingerprint, script_of
+
+    script, _ = script_of(words)
+    made_for = read_plan(Path(DEFAULT_PLAN)).job
+    now = fingerprint(JobCommand(words=(), own_python=True, given=words), None, {})
+    if script is not None and made_for.is_of_another_script(now):
+        raise CallerMistake(
+            f"{DEFAULT_PLAN} was made for another script: {made_for.script}",
+            expected=f"a plan for {script}",
+            remedy=f"flatout tune {script}   # or --plan {DEFAULT_PLAN}, which uses it all the same",
+        )

@@ -1,7 +1,7 @@
 """`flatout run`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,13 +16,19 @@ from flatout.cli.options import Output, common_options_and
 from flatout.records.errors import EXIT_JOB
 from flatout.records.places import DEFAULT_PLAN
 
+if TYPE_CHECKING:
+    from flatout.records.plan import Fingerprint, Plan
+
 
 @click.command(
     "run", cls=DebuggableCommand, short_help=COMMANDS["run"].purpose, context_settings=JOB_SETTINGS
 )
 @job_argument
 @click.option(
-    "--plan", "plan_path", default=DEFAULT_PLAN, show_default=True, help="The plan to apply, if there is one."
+    "--plan",
+    "plan_path",
+    metavar="FILE",
+    help=f"The plan to apply.  [default: {DEFAULT_PLAN}, if there is one for this script]",
 )
 @click.option("--as-written", is_flag=True, help="Without a plan, also where there is one.")
 @click.option(
@@ -49,7 +55,7 @@ def command(
     output: Output,
     debug: tuple[str, ...],
     words: tuple[str, ...],
-    plan_path: str,
+    plan_path: str | None,
     as_written: bool,
     restart: bool,
     every: int | None,
@@ -94,11 +100,10 @@ def command(
     import os
     import signal
 
-    from flatout.records.plan import Plan, read_plan
+    from flatout.records.plan import Plan
     from flatout.report.running import draw_run, words_before
     from flatout.tune.debugging import without_what_undoes
     from flatout.tune.fingerprints import fingerprint
-    from flatout.tune.soundness import sound
 
     switches, sinks = switches_of(debug), targets_of(log_to)
     spread = ranks.command(words, as_module=job["as_module"])
@@ -106,13 +111,7 @@ def command(
         request_for(words, **job) if spread is None else request_for(spread, **{**job, "as_module": True})
     )
     now = fingerprint(request.command, None, {})
-    plan = Plan(job=now, levers=())
-    dropped: list[str] = []
-    if not as_written and plan_path == DEFAULT_PLAN and not Path(DEFAULT_PLAN).exists():
-        output.notice(f"flatout: there is no {DEFAULT_PLAN}: `flatout tune` would write one")
-        as_written = True
-    if not as_written:
-        plan, dropped = sound(read_plan(Path(plan_path)), Path(plan_path))
+    plan, dropped = (Plan(job=now, levers=()), []) if as_written else _plan_for(now, plan_path, output)
     for text in words_before(plan, plan.job.differences(now)):
         output.notice(text)
     switches, about_switches = announced(switches, on_cpu=job["cpu"])
@@ -134,3 +133,26 @@ def command(
         os.kill(os.getpid(), done.signal)
         return 128 + done.signal  # the first process of a container outlives it
     return EXIT_JOB if done.not_finite is not None else done.exit_code or 0
+
+
+def _plan_for(now: "Fingerprint", named: str | None, output: Output) -> tuple["Plan", list[str]]:
+    """The plan that was named, or the one that lies here for this script; none of another one by itself.
+
+    With it a word for each of its levers that nobody knows.
+    """
+    from flatout.records.plan import Plan, read_plan
+    from flatout.tune.soundness import sound
+
+    path = Path(named or DEFAULT_PLAN)
+    nothing: tuple[Plan, list[str]] = (Plan(job=now, levers=()), [])
+    if named is None and not path.exists():
+        output.notice(f"flatout: there is no {path}: `flatout tune` would write one")
+        return nothing
+    plan, dropped = sound(read_plan(path), path)
+    if named is None and plan.job.is_of_another_script(now):
+        output.notice(
+            f"flatout: {path} was made for another script, {plan.job.script}, and is left alone: "
+            f"--plan {path} applies it all the same"
+        )
+        return nothing
+    return plan, dropped
