@@ -23,6 +23,7 @@ GRAPHS = Choice(id="compile", settings={"mode": "reduce-overhead"})
 COMPILED = Choice(id="compile", settings={"mode": "default"})
 FUSED = Choice(id="fused-optimizer")
 BF16 = Choice(id="bf16")
+CHUNKED_LOSS = Choice(id="linear-cross-entropy")
 BF16_PARAMETERS = Choice(id="bf16-parameters")
 FP8 = Choice(id="fp8")
 CUDNN = Choice(id="sdpa-backend", settings={"first": "cudnn"})
@@ -33,16 +34,26 @@ CASES: dict[str, Case] = {
         f"gpt-124m-{batch}": (("--size", "124m", "--batch-size", str(batch)), (BF16, FUSED, GRAPHS))
         for batch in (32, 64, 128)
     },
-    "gpt-124m-64-cudnn": (("--size", "124m", "--batch-size", "64"), (BF16, CUDNN, FUSED, GRAPHS)),
+    **{
+        f"gpt-124m-{batch}-chunked-loss": (
+            ("--size", "124m", "--batch-size", str(batch)),
+            (BF16, FUSED, CHUNKED_LOSS, GRAPHS),
+        )
+        for batch in (4, 32, 64, 128)
+    },
     "gpt-1.3b-16": (("--size", "1.3b", "--batch-size", "16"), (BF16, FUSED, GRAPHS)),
-    "gpt-1.3b-16-bf16-parameters": (
-        ("--size", "1.3b", "--batch-size", "16"),
-        (BF16_PARAMETERS, CUDNN, FUSED, GRAPHS),
-    ),
-    "gpt-1.3b-16-fp8": (
-        ("--size", "1.3b", "--batch-size", "16"),
-        (BF16_PARAMETERS, CUDNN, FUSED, FP8, GRAPHS),
-    ),
+    **{
+        f"gpt-1.3b-16-bf16-parameters{name}": (
+            ("--size", "1.3b", "--batch-size", "16"),
+            (BF16_PARAMETERS, CUDNN, FUSED, *more, GRAPHS),
+        )
+        for name, more in (
+            ("", ()),
+            ("-fp8", (FP8,)),
+            ("-chunked-loss", (CHUNKED_LOSS,)),
+            ("-chunked-loss-fp8", (CHUNKED_LOSS, FP8)),
+        )
+    },
 }
 KEPT = ("step_ms", "samples_per_s", "mfu", "waterfall", "floors", "memory", "unknown")
 _MOST_KERNELS = 25

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from flatout.levers import numa
 from flatout.levers.activation_budget import ActivationBudget
 from flatout.levers.bf16 import Bf16
+from flatout.levers.chunked_loss import linear_cross_entropy
 from flatout.levers.compile import Compile
 from flatout.levers.hf_checkpointing import HfCheckpointing
 from flatout.levers.hf_switches import HfSwitches
@@ -141,6 +142,28 @@ def test_a_loss_in_chunks_is_the_same_for_less_memory(kind: Any, script: Any, ot
     assert less < 0.75 * peak
     stage.undo()
     assert off(trained(model, script)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "classes"), [(300, 50257), (6000, 50257), (77, 8192)])
+def test_the_kernel_gives_the_loss_and_gradients_of_torch(dtype: Any, tokens: int, classes: int) -> None:
+    x = torch.randn(tokens, 256, device="cuda", requires_grad=True)
+    weight = torch.randn(classes, 256, device="cuda").mul_(0.1).requires_grad_()
+    targets = torch.randint(classes, (tokens,), device="cuda")
+    targets[5:9] = -1
+    low, factor = x.to(dtype).double(), weight.to(dtype).double()
+    expected = F.cross_entropy(low @ factor.t(), targets, ignore_index=-1)
+    found = linear_cross_entropy(torch)(x, weight, targets, -1, dtype)
+    assert off([found.double()], [expected]) < (1e-6 if dtype is torch.float32 else 1e-3)
+    wanted = torch.autograd.grad(expected, (x, weight))
+    for one, other in zip(torch.autograd.grad(found, (x, weight)), wanted, strict=True):
+        assert off([one], [other]) < (1e-4 if dtype is torch.float32 else 1e-2)
+
+
+def test_a_target_that_is_no_class_is_no_loss() -> None:
+    x, weight = torch.randn(9, 64, device="cuda"), torch.randn(9000, 64, device="cuda")
+    targets = torch.full((9,), 9000, device="cuda")
+    assert linear_cross_entropy(torch)(x, weight, targets, -100, torch.float32).isnan()
 
 
 @pytest.mark.parametrize("mode", ["max-autotune-no-cudagraphs", "max-autotune"])

@@ -60,6 +60,12 @@ class Scene:
         """A lever that is on, by its id."""
         return next((one for one in self._on.values() if one.id == lever), None)
 
+    def note(self, lever: str, text: str) -> None:
+        """A part of a lever does not work here, and the rest of it does: for the user to know."""
+        notes = self._session.facts["levers"].setdefault(lever, {}).setdefault("notes", [])
+        if text not in notes:
+            notes.append(text)
+
     @property
     def infers(self) -> bool:
         """Whether nothing trains here: calls without gradients are what the job is there for."""

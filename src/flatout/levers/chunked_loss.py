@@ -5,6 +5,9 @@ float32, as probabilities and as their gradient. Here a chunk of them exists at 
 known as soon as they are, so the gradients of both factors are made on the way, and nothing of the chunk is
 kept. It is an operator of its own, opaque to the compiler, which would otherwise keep every chunk for the
 backward pass.
+
+On a GPU a kernel makes gradients of logits where they lie, in rows that are filled up to what products like:
+memory sees less than half of what a compiled loss reads and writes of them.
 """
 
 import functools
@@ -13,6 +16,10 @@ from typing import Any
 
 # Logits that exist at a time. Fewer make products too small for a GPU.
 _CHUNK = 1 << 26
+# The same with the kernel, whose logits take less: half a GiB in bf16.
+_CHUNK_OF_KERNEL = 1 << 28
+# Rows and classes are rounded to what the products' tiles are made of.
+_TILE_ROWS, _TILE_CLASSES = 256, 64
 
 
 Loss = Callable[..., Any]
@@ -27,14 +34,30 @@ def linear_cross_entropy(torch: Any) -> Loss:
     operator = _operator(torch)
 
     def loss(x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any) -> Any:
-        return operator(x, weight, targets, ignore_index, dtype, rows_at_a_time(weight.shape[0]))[0]
+        rows = rows_at_a_time(weight.shape[0], with_kernel=_has_kernel(torch, x, dtype))
+        return operator(x, weight, targets, ignore_index, dtype, rows)[0]
 
     return loss
 
 
-def rows_at_a_time(classes: int) -> int:
+def rows_at_a_time(classes: int, *, with_kernel: bool = False) -> int:
     """Tokens whose logits exist at a time."""
-    return max(1, _CHUNK // classes)
+    if not with_kernel:
+        return max(1, _CHUNK // classes)
+    return max(1, round(_CHUNK_OF_KERNEL / classes / _TILE_ROWS)) * _TILE_ROWS
+
+
+def kernel_is_there() -> bool:
+    """Whether triton can be had, which comes with every torch for CUDA."""
+    try:
+        import flatout.levers.loss_kernel
+    except ImportError:
+        return False
+    return bool(flatout.levers.loss_kernel)
+
+
+def _has_kernel(torch: Any, x: Any, dtype: Any) -> bool:
+    return x.is_cuda and dtype in (torch.bfloat16, torch.float16, torch.float32) and kernel_is_there()
 
 
 def _operator(torch: Any) -> Any:
@@ -46,7 +69,8 @@ def _operator(torch: Any) -> Any:
 
     def chunked(x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any, rows: int) -> Any:
         with torch.autocast(x.device.type, enabled=False):
-            return _chunked(torch, x, weight, targets, ignore_index, dtype, rows)
+            way = _by_kernel if _has_kernel(torch, x, dtype) else _chunked
+            return way(torch, x, weight, targets, ignore_index, dtype, rows)
 
     def shapes(x: Any, weight: Any, _targets: Any, _ignore_index: int, dtype: Any, _rows: int) -> Any:
         exact = _exact(torch, dtype)
@@ -107,3 +131,38 @@ def _chunked(torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, d
         for_weight += (gradient.t() @ own).to(exact)
     count = counts.sum().to(exact)
     return total / count, count, for_x, for_weight
+
+
+def _by_kernel(
+    torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any, rows: int
+) -> Any:
+    """The same with the kernel."""
+    from flatout.levers.loss_kernel import losses_and_gradient
+
+    classes, width = weight.shape
+    targets = targets.contiguous()
+    columns = -(-classes // _TILE_CLASSES) * _TILE_CLASSES
+    factor = torch.nn.functional.pad(weight.to(dtype), (0, 0, 0, columns - classes))
+    losses, for_x = [], torch.empty_like(x, memory_format=torch.contiguous_format)
+    for_weight = torch.zeros(columns, width, dtype=torch.float32, device=x.device)
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        own = x[part].to(dtype)
+        logits = own @ factor.t()
+        losses.append(losses_and_gradient(torch, logits, classes, targets[part], ignore_index))
+        for_x[part] = (logits @ factor).to(x.dtype)
+        _add_product(torch, for_weight, logits.t(), own)
+        del logits
+    count = (targets != ignore_index).sum().to(torch.float32)
+    return torch.cat(losses).sum() / count, count, for_x, for_weight[:classes]
+
+
+def _add_product(torch: Any, total: Any, left: Any, right: Any) -> None:
+    """In float32: a product that is rounded before it is added loses what others have gained."""
+    if left.dtype is total.dtype:
+        total.addmm_(left, right)
+        return
+    try:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    except (RuntimeError, TypeError):  # a torch, or a device, that cannot do both at once
+        total += left @ right

@@ -105,8 +105,10 @@ class Compile(Lever):
                 return real(input, *args, **kwargs)
             try:
                 return compiled(input, *args, **kwargs)
-            except Exception:  # noqa: BLE001 - as written it may go well; where not, the error is the script's
+            except Exception as error:  # noqa: BLE001 - as written it may go well; else it is the script's error
                 broken = True
+                words = (str(error).strip().splitlines() or [""])[0][:300]
+                self.scene.note(self.id, f"the loss runs as written: {type(error).__name__}: {words}")
                 return real(input, *args, **kwargs)
 
         return cross_entropy

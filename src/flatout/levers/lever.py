@@ -45,6 +45,9 @@ class Scene(Protocol):
     def is_on(self, lever: str) -> "Lever | None":
         """A lever that is on, by its id."""
 
+    def note(self, lever: str, text: str) -> None:
+        """A part of a lever does not work here, and the rest of it does: for the user to know."""
+
     @property
     def infers(self) -> bool:
         """Whether nothing trains here: calls without gradients are what the job is there for."""
@@ -72,8 +75,6 @@ class Lever:
     # Whether the model is another one while it is on: evaluation goes through `around` too, and the model can
     # be called as written only when it is off.
     remakes: ClassVar[bool] = False
-    # Whether it is tried for the memory that it saves, unless it is asked for by name.
-    for_memory: ClassVar[bool] = False
     # Ids of levers without which it does nothing.
     needs: ClassVar[tuple[str, ...]] = ()
     # Ids of levers that must not be on beside it; of two that were kept, the faster stays.
@@ -91,6 +92,11 @@ class Lever:
     def check(cls, job: JobFacts) -> str:
         """Why it must not or need not be tried on this job; empty where it may."""
         return ""
+
+    @classmethod
+    def is_for_memory(cls, job: JobFacts) -> bool:
+        """Whether it saves this job memory rather than time: it is tried where that is the goal."""
+        return cls.safety == "memory"
 
     @classmethod
     def variants(cls, job: JobFacts) -> tuple[Settings, ...]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from flatout.levers.chunked_loss import linear_cross_entropy, rows_at_a_time
+from flatout.levers.chunked_loss import kernel_is_there, linear_cross_entropy, rows_at_a_time
 from flatout.levers.head_reading import Form, NotProven, caller_of, form_of
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Broken, Call, Lever, Refused, Scene, Settings
@@ -25,7 +25,9 @@ class LinearCrossEntropy(Lever):
     """The last linear layer and the cross entropy of what it gives, computed together in chunks of tokens.
 
     The logits of a language model are its largest tensor, and exist several times over: as they are, in
-    float32, as probabilities, as a gradient. In chunks they never exist whole. Only for a head without bias
+    float32, as probabilities, as a gradient. In chunks they never exist whole. On a GPU a kernel makes the
+    gradient of a chunk in the place of its logits, in rows filled up to a multiple of 64 for the tensor
+    cores: that saves time, too. Only for a head without bias
     onto a large vocabulary, and only where the source proves that nothing but a mean cross entropy gets its
     logits: a forward that returns them to a script that hands them on, or one that computes the loss itself
     (`return logits, loss`) and whose caller leaves the logits alone, which are NaN then. Refused for smoothed
@@ -37,7 +39,6 @@ class LinearCrossEntropy(Lever):
     title = "chunked loss"
     safety = "numeric"
     reorders = True
-    for_memory = True
     # Around the compiler, whose graphs it changes at one place, and within autocast.
     layer = 20
 
@@ -53,9 +54,15 @@ class LinearCrossEntropy(Lever):
         return ""
 
     @classmethod
+    def is_for_memory(cls, job: JobFacts) -> bool:
+        """Without the kernel."""
+        return not job.on_gpu
+
+    @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:
-        """Of what the loss reads and writes a third goes away; where the model computes it, nobody knows."""
-        return amdahl(max(0.05, (job.device_shares or job.host_shares).get("loss", 0.0)), 1.5)
+        """Of what the loss reads and writes two thirds go away; where the model computes it, nobody knows."""
+        shares = job.device_shares or job.host_shares
+        return amdahl(max(0.05, shares.get("loss", 0.0)), 3.0 if job.on_gpu else 1.5)
 
     @classmethod
     def stand_by(cls, torch: Any) -> None:
@@ -233,7 +240,9 @@ class LinearCrossEntropy(Lever):
                 x = pending.x.reshape(-1, pending.x.shape[-1])
                 ignore_index = kwargs.get("ignore_index", -100)
                 loss = self._loss(x, pending.weight, target.reshape(-1), ignore_index, pending.dtype)
-                return loss.to(input.dtype)
+                # With bf16 parameters of ours the script expects what it has without them.
+                is_lowered = self.scene.is_on("bf16-parameters") is not None
+                return loss if is_lowered else loss.to(input.dtype)
             self.useless = "the script's cross entropy is no plain mean over all tokens"
             return real(pending.logits(self.scene.torch, input), target, *args, **kwargs)
 
@@ -268,7 +277,8 @@ class LinearCrossEntropy(Lever):
         return torch.float32 if torch.is_autocast_enabled(like.device.type) else like.dtype
 
     def _note_the_size(self, tokens: int) -> None:
-        if tokens <= rows_at_a_time(self._head.out_features):
+        has_kernel = self._head.weight.is_cuda and kernel_is_there()
+        if not has_kernel and tokens <= rows_at_a_time(self._head.out_features):
             self.useless = f"the logits of {tokens} tokens are one chunk"
 
 

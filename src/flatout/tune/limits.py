@@ -3,6 +3,7 @@
 import dataclasses
 
 from flatout.levers.catalogue import BY_ID
+from flatout.levers.job import JobFacts
 
 OUT_OF_TIME = "the time allowed was over"
 TOO_SHORT = "too few to compare"
@@ -25,8 +26,8 @@ class Limits:
     # Whether less memory is what the user wants.
     for_memory: bool = False
 
-    def refusal(self, lever: str) -> str:
-        """Why the user wants this lever left out, or nothing."""
+    def refusal(self, lever: str, job: JobFacts) -> str:
+        """Why the user wants this lever left out of this job, or nothing."""
         if self.only and lever not in self.only:
             return "left out by --only"
         if lever in self.skip:
@@ -35,6 +36,6 @@ class Limits:
             return f"it changes the training: only with --allow {lever}"
         if BY_ID[lever].safety == "memory" and not self.for_memory:
             return "memory does not bind: only with --goal memory"
-        if BY_ID[lever].for_memory and not self.for_memory and lever not in self.only:
+        if BY_ID[lever].is_for_memory(job) and not self.for_memory and lever not in self.only:
             return f"it saves memory more than time: --goal memory, or --only {lever}"
         return ""

@@ -47,6 +47,10 @@ _SNIPPETS = {
         "order = [SDPBackend.{kernel}, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]\n"
         "with sdpa_kernel(order, set_priority=True):  # around the model's call\n    ..."
     ),
+    "linear-cross-entropy": (
+        "from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss\n"
+        "loss = LigerFusedLinearCrossEntropyLoss()(head.weight, hidden, targets)  # hidden: before the head"
+    ),
     "hf-switches": 'model.set_attn_implementation("sdpa")  # and use_cache=False in calls that train',
     "hf-checkpointing": "model.gradient_checkpointing_enable()",
     "block-checkpointing": (

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flatout.analyze.profile import Peaks, build_profile
 from flatout.analyze.recorded import recordings
@@ -194,7 +195,7 @@ def _job_run(
         ended_workers=ending.killed_workers,
         ranks=several.ranks if several else (),
         straggler=straggler(several.ranks, several.roots, policy.STRAGGLER) if several else None,
-        notes=tuple(plan.job.differences(now)),
+        notes=(*plan.job.differences(now), *_notes_of_levers(told)),
         unknown={
             **({"guard": "no step was seen"} if not ranks else {}),
             **({} if "finite_updates" in about else {"updates": "not looked at: flatout run --on-nan skip"}),
@@ -207,6 +208,11 @@ def _job_run(
             **({"exit_code": "ended by a signal"} if ending.exit_code is None else {}),
         },
     )
+
+
+def _notes_of_levers(told: Mapping[str, Any]) -> list[str]:
+    """What of them did not work, where the rest did."""
+    return [f"{name}: {note}" for name, facts in told.items() for note in facts.get("notes", ())]
 
 
 def _losses_not_finite(ranks: Sequence[RankSteps]) -> int:

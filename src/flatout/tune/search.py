@@ -38,8 +38,9 @@ _ARMS_AT_A_TIME = 6
 _MUCH = 1.3
 _LATE = 2.5
 _HOST_IS_IDLE = 0.4
-# What is tried on top of the rest, in this order: each changes what the one before has left.
-_ON_TOP = ("compile", "fp8", "sdpa-backend")
+# What is tried on top of the rest, in this order: each changes what the one before has left. Without its head
+# a model is another graph: before the compiler, it need not be compiled twice.
+_ON_TOP = ("linear-cross-entropy", "compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
 # Where products are in half precision, there are none left for this.
 _BELOW_TF32 = ("bf16", "fp16", "bf16-parameters")
@@ -79,7 +80,7 @@ class Finder:
         for lever in levers:
             if not lever.switchable:
                 continue
-            reason = self._limits.refusal(lever.id) or lever.check(self._job)
+            reason = self._limits.refusal(lever.id, self._job) or lever.check(self._job)
             if reason:
                 self.conclusions.conclude(Choice(id=lever.id), "skipped", reason)
                 continue
@@ -302,7 +303,7 @@ class Finder:
         host_share = self._host_share if self._host_share is not None else 1.0
         graphs_first = host_share >= _HOST_IS_IDLE
         return sorted(
-            choices, key=lambda choice: _with_graphs(choice) != graphs_first if choice.id == "compile" else 2
+            choices, key=lambda choice: (_ON_TOP.index(choice.id), _with_graphs(choice) != graphs_first)
         )
 
     def _needless(self, choice: Choice) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from flatout.levers import compile as compile_lever  # noqa: E402
 from flatout.levers.compile import Compile  # noqa: E402
 from flatout.levers.graph_outputs import GraphOutputs  # noqa: E402
 from flatout.levers.job import JobFacts  # noqa: E402
@@ -64,6 +65,28 @@ def test_a_mode_reaches_torch_and_graphs_lend_their_outputs(
     assert call(3) == 3
     assert asked == [None if mode == "default" else mode]
     assert bool(lent) == (mode in ("reduce-overhead", "max-autotune"))
+
+
+def test_a_loss_that_cannot_be_compiled_runs_as_written_and_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("no kernel\nfor that")
+
+    monkeypatch.setattr(torch, "compile", lambda _: failing)
+    monkeypatch.setattr(compile_lever, "_LARGE_LOSS", 1)
+    told: list[Any] = []
+    scene: Any = SimpleNamespace(torch=torch, note=lambda *words: told.append(words))
+    lever = Compile(scene, {})
+    logits, targets = torch.randn(4, 9, requires_grad=True), torch.arange(4)
+    expected = torch.nn.functional.cross_entropy(logits, targets)
+    lever.apply()
+    try:
+        for _ in range(2):
+            assert torch.nn.functional.cross_entropy(logits, targets) == expected
+    finally:
+        lever.undo()
+    assert told == [("compile", "the loss runs as written: RuntimeError: no kernel")]
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
