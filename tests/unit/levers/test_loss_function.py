@@ -15,7 +15,7 @@ from flatout.levers.loss_function import LossFunction  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 F = torch.nn.functional
-SCENE: Any = SimpleNamespace(torch=torch, device=torch.device("cpu"))
+SCENE: Any = SimpleNamespace(torch=torch, note=lambda *_: None, device=torch.device("cpu"))
 
 
 def noting(word: str, seen: list[str]) -> Any:
