@@ -100,7 +100,10 @@ class Compile(Lever):
 
         def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
             nonlocal broken
-            is_large = getattr(input, "requires_grad", False) and input.numel() >= _LARGE_LOSS
+            # While the compiler makes its graph of the loss, that calls torch's function by its name: us, with
+            # tensors that are none.
+            is_real = type(input) is torch.Tensor
+            is_large = is_real and input.requires_grad and input.numel() >= _LARGE_LOSS
             if broken or not is_large or not torch.is_grad_enabled():
                 return real(input, *args, **kwargs)
             try:

@@ -89,6 +89,24 @@ def test_a_loss_that_cannot_be_compiled_runs_as_written_and_is_told_of(
     assert told == [("compile", "the loss runs as written: RuntimeError: no kernel")]
 
 
+def test_a_loss_that_somebody_only_traces_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(*_: Any) -> Any:
+        raise RuntimeError("nobody compiles while somebody traces")
+
+    monkeypatch.setattr(torch, "compile", lambda _: traced)
+    monkeypatch.setattr(compile_lever, "_LARGE_LOSS", 1)
+    told: list[Any] = []
+    lever = Compile(SimpleNamespace(torch=torch, note=lambda *words: told.append(words)), {})  # type: ignore[arg-type]
+    lever.apply()
+    try:
+        with torch._subclasses.FakeTensorMode():
+            logits = torch.randn(4, 9, requires_grad=True)
+            loss = torch.nn.functional.cross_entropy(logits, torch.arange(4))
+    finally:
+        lever.undo()
+    assert (loss.shape, told) == ((), [])
+
+
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_torch_knows_the_modes(mode: str) -> None:
     assert mode in torch._inductor.list_mode_options()
