@@ -100,7 +100,7 @@ class Compile(Lever):
 
         def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
             nonlocal broken
-            # While the compiler makes its graph of the loss, that calls torch's function by its name: us, with
+            # While the compiler makes a graph of the loss, it calls torch's function by its name: us, with
             # tensors that are none.
             is_real = type(input) is torch.Tensor
             is_large = is_real and input.requires_grad and input.numel() >= _LARGE_LOSS

@@ -9,8 +9,8 @@ from typing import Any
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from triton import language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-# Classes that are looked at in a turn, and by how many warps.
-_BLOCK, _WARPS = 4096, 16
+# Classes that are looked at in a turn, and by how many warps: as measured fastest on an H200.
+_BLOCK, _WARPS = 2048, 4
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
