@@ -18,11 +18,15 @@ def mfu(
     rated_reason: str,
     limits: Limits | None,
     limits_reason: str,
+    made_fp8: bool = False,
 ) -> Mfu:
-    """MFU against the rated and the measured peak of `devices` devices."""
+    """MFU against the rated and the measured peak of `devices` devices.
+
+    Operations are counted as written; `made_fp8` says that a lever lets them be computed in float8.
+    """
     known = {*(rated.dense_flops_per_s if rated is not None else ())}
     known |= {*(limits.measured.matmul_flops_per_s if limits is not None else ())}
-    dtype: Dtype = "fp32" if on_cpu else _peak_dtype(flops or {}, known)
+    dtype: Dtype = "fp32" if on_cpu else _peak_dtype(flops or {}, known, made_fp8=made_fp8)
     rated_peak = rated.dense_flops_per_s.get(dtype) if rated is not None else None
     measured_peak = limits.measured.matmul_flops_per_s.get(dtype) if limits is not None else None
     unknown: dict[str, str] = {}
@@ -70,12 +74,12 @@ def mfu(
     )
 
 
-def _peak_dtype(flops: dict[str, Any], known: set[Dtype]) -> Dtype:
+def _peak_dtype(flops: dict[str, Any], known: set[Dtype], *, made_fp8: bool) -> Dtype:
     """fp8 for jobs that compute most of it so, bf16 for all others; on cards without it, fp16."""
     work, in_fp8 = 0, 0
     for _, each, _, dtype, calls in flops.get("moves") or ():
         work += each * calls
         in_fp8 += each * calls if dtype.startswith("float8") else 0
-    if "fp8" in known and 2 * in_fp8 > work:
+    if "fp8" in known and (made_fp8 or 2 * in_fp8 > work):
         return "fp8"
     return "fp16" if "fp16" in known and "bf16" not in known else "bf16"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def build_profile(
             rated_reason=peaks.rated_reason,
             limits=peaks.limits,
             limits_reason=peaks.limits_reason,
+            made_fp8=_is_applied("fp8", about),
         ),
         memory=_memory(window.steps, {**about, "holders": held}, peaks),
         loaders=_loaders(lead, folder),
@@ -105,6 +106,12 @@ def build_profile(
         optimizers=tuple(about.get("optimizers") or ()),
         roots=tuple(about.get("roots") or ()),
     )
+
+
+def _is_applied(lever: str, about: Mapping[str, Any]) -> bool:
+    """Whether a lever was on to the end."""
+    told = (about.get("levers") or {}).get(lever) or {}
+    return bool(told.get("applied")) and "dropped" not in told
 
 
 def _training_ns(step: dict[str, Any]) -> int:

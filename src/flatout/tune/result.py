@@ -73,6 +73,8 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
     if stages.confirmed is not None:
         best, speedup, ladder = _best(stages, notes)
     ladder = tuple(_with_figures(rung, stages) for rung in ladder)
+    if any(choice.id == "fp8" for choice in chosen) and stages.baseline.mfu.peak_dtype != "fp8":
+        notes.append(f"every MFU is of the {stages.baseline.mfu.peak_dtype} peak, also beside fp8")
     trials = tuple(_as_in_the_plan(trial, ladder) for trial in stages.trials)
     plan = _plan(request, run, stages, ladder, best, speedup) if chosen else None
     saved_share = 1 - 1 / speedup

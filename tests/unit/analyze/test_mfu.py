@@ -114,6 +114,12 @@ def test_a_job_that_computes_mostly_in_fp8_is_held_against_that_peak(fp8_calls: 
     assert of(counted(int(40e12), moves=moves)).peak_dtype == "bf16"
 
 
+def test_a_job_whose_products_a_lever_lets_be_float8_is_held_against_that_peak() -> None:
+    found = of(counted(int(100e12)), rated=rated(bf16=1100e12, fp8=1979e12), made_fp8=True)
+    assert (found.peak_dtype, found.of_rated) == ("fp8", pytest.approx(1000e12 / 1979e12))
+    assert of(counted(int(40e12)), made_fp8=True).peak_dtype == "bf16"
+
+
 def test_the_work_of_all_ranks_is_shared_by_their_devices() -> None:
     assert of(counted(int(320e12)), devices=8).of_measured == pytest.approx(0.5)
 
