@@ -165,7 +165,7 @@ def _request(
     of_settings = ("partition", "account", "qos", "image", "checkpoints", "namespace", "workdir", "claim")
     settings = {name: options.pop(name) for name in (*of_settings, "cloud", "bucket", "setup")}
     if plan_path is None and not as_written:
-        _insist_on_a_plan_for(words)
+        _insist_on_a_plan_for(("-m", *words) if options["as_module"] else words, target)
     return LaunchRequest(
         target=target,
         words=words,
@@ -180,19 +180,21 @@ def _request(
     )
 
 
-def _insist_on_a_plan_for(words: tuple[str, ...]) -> None:
+def _insist_on_a_plan_for(words: tuple[str, ...], target: str) -> None:
     """The plan that lies here must be this script's, where nobody named it."""
     from flatout.records.errors import CallerMistake
     from flatout.records.plan import read_plan
     from flatout.runtime.command import JobCommand
-    from flatout.tune.fingerprints import fingerprint, script_of
+    from flatout.tune.fingerprints import fingerprint
 
-    script, _ = script_of(words)
+    if target != "kubernetes" and words[0].endswith(".py") and not Path(words[0]).exists():
+        return  # a name that is wrong is told as such; an image may have what is not here
     made_for = read_plan(Path(DEFAULT_PLAN)).job
     now = fingerprint(JobCommand(words=(), own_python=True, given=words), None, {})
-    if script is not None and made_for.is_of_another_script(now):
+    if made_for.is_of_another_script(now):
         raise CallerMistake(
             f"{DEFAULT_PLAN} was made for another script: {made_for.script}",
-            expected=f"a plan for {script}",
-            remedy=f"flatout tune {script}   # or --plan {DEFAULT_PLAN}, which uses it all the same",
+            expected=f"a plan for {now.script}",
+            remedy=f"flatout tune {now.script}; or --plan {DEFAULT_PLAN}, which uses it all the same; "
+            "or --as-written",
         )

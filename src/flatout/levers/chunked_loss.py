@@ -16,8 +16,8 @@ from typing import Any
 
 # Logits that exist at a time. Fewer make products too small for a GPU.
 _CHUNK = 1 << 26
-# The same with the kernel, whose logits take less: half a GiB in bf16.
-_CHUNK_OF_KERNEL = 1 << 28
+# Bytes of them with the kernel, which keeps nothing beside.
+_CHUNK_OF_KERNEL_BYTES = 1 << 29
 # Rows and classes are rounded to what the products' tiles are made of.
 _TILE_ROWS, _TILE_CLASSES = 256, 64
 
@@ -34,45 +34,64 @@ def linear_cross_entropy(torch: Any) -> Loss:
     operator = _operator(torch)
 
     def loss(x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any) -> Any:
-        rows = rows_at_a_time(weight.shape[0], with_kernel=_has_kernel(torch, x, dtype))
-        return operator(x, weight, targets, ignore_index, dtype, rows)[0]
+        return operator(x, weight, targets, ignore_index, dtype)[0]
 
     return loss
 
 
-def rows_at_a_time(classes: int, *, with_kernel: bool = False) -> int:
-    """Tokens whose logits exist at a time."""
-    if not with_kernel:
-        return max(1, _CHUNK // classes)
-    return max(1, round(_CHUNK_OF_KERNEL / classes / _TILE_ROWS)) * _TILE_ROWS
+def rows_at_a_time(classes: int) -> int:
+    """Tokens whose logits exist at a time, without the kernel."""
+    return max(1, _CHUNK // classes)
 
 
-def kernel_is_there() -> bool:
-    """Whether triton can be had, which comes with every torch for CUDA."""
+def rows_of_kernel(classes: int, dtype: Any) -> int:
+    """Tokens whose logits exist at a time, with the kernel."""
+    tiles: float = _CHUNK_OF_KERNEL_BYTES / dtype.itemsize / classes / _TILE_ROWS
+    return max(1, round(tiles)) * _TILE_ROWS
+
+
+def columns_of(classes: int) -> int:
+    """How long a row of logits is with the kernel."""
+    return -(-classes // _TILE_CLASSES) * _TILE_CLASSES
+
+
+@functools.cache
+def why_no_kernel(torch: Any, device: Any, dtype: Any) -> str:
+    """Why products of this device and dtype go without the kernel; empty where it runs.
+
+    Tried once, on one row: a kernel is built when it is first called, for which triton needs a compiler, a
+    place to write to and a GPU that it knows.
+    """
+    if device.type != "cuda":
+        return "the tensors are on no GPU"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"it is not made for {dtype}"
     try:
-        import flatout.levers.loss_kernel
-    except ImportError:
-        return False
-    return bool(flatout.levers.loss_kernel)
+        from flatout.levers.loss_kernel import losses_and_gradient
 
-
-def _has_kernel(torch: Any, x: Any, dtype: Any) -> bool:
-    return x.is_cuda and dtype in (torch.bfloat16, torch.float16, torch.float32) and kernel_is_there()
+        logits = torch.zeros(1, _TILE_CLASSES, dtype=dtype, device=device)
+        losses_and_gradient(
+            logits, 2, torch.zeros(1, dtype=torch.int64, device=device), -100, logits[0, :1].float()
+        )
+        torch.cuda.synchronize(device)
+    except Exception as error:  # noqa: BLE001 - whatever is missing, there is a way without it
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+    return ""
 
 
 def _operator(torch: Any) -> Any:
     """Returns the mean loss, how many tokens count, and the gradients of the sum."""
     schema = (
-        "(Tensor x, Tensor weight, Tensor targets, int ignore_index, ScalarType dtype, int rows)"
+        "(Tensor x, Tensor weight, Tensor targets, int ignore_index, ScalarType dtype)"
         " -> (Tensor, Tensor, Tensor, Tensor)"
     )
 
-    def chunked(x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any, rows: int) -> Any:
+    def chunked(x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any) -> Any:
+        way = _chunked if why_no_kernel(torch, x.device, dtype) else _by_kernel
         with torch.autocast(x.device.type, enabled=False):
-            way = _by_kernel if _has_kernel(torch, x, dtype) else _chunked
-            return way(torch, x, weight, targets, ignore_index, dtype, rows)
+            return way(torch, x, weight, targets, ignore_index, dtype)
 
-    def shapes(x: Any, weight: Any, _targets: Any, _ignore_index: int, dtype: Any, _rows: int) -> Any:
+    def shapes(x: Any, weight: Any, _targets: Any, _ignore_index: int, dtype: Any) -> Any:
         exact = _exact(torch, dtype)
         scalar = x.new_empty((), dtype=exact)
         return (
@@ -92,10 +111,11 @@ def _operator(torch: Any) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError("linear-cross-entropy has no second derivatives: --skip linear-cross-entropy")
         count, for_x, for_weight = ctx.saved_tensors
-        scale = grad.to(for_weight.dtype) / count
+        # Where no token counts the loss is not a number, and its gradients are nothing.
+        scale = torch.where(count > 0, grad.to(for_weight.dtype) / count, 0.0)
         # Scaled at the end: a hundred-thousandth of a gradient would be nothing in fp16.
         of_x = (for_x.to(scale.dtype) * scale).to(for_x.dtype)
-        return of_x, (for_weight * scale).to(ctx.weight_dtype), None, None, None, None
+        return of_x, (for_weight * scale).to(ctx.weight_dtype), None, None, None
 
     operator = torch.library.custom_op(
         "flatout::linear_cross_entropy", chunked, mutates_args=(), schema=schema
@@ -109,8 +129,8 @@ def _exact(torch: Any, dtype: Any) -> Any:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _chunked(torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any, rows: int) -> Any:
-    exact = _exact(torch, dtype)
+def _chunked(torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any) -> Any:
+    exact, rows = _exact(torch, dtype), rows_at_a_time(weight.shape[0])
     factor = weight.to(dtype)
     counts = targets != ignore_index
     total = x.new_zeros((), dtype=exact)
@@ -133,28 +153,29 @@ def _chunked(torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, d
     return total / count, count, for_x, for_weight
 
 
-def _by_kernel(
-    torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any, rows: int
-) -> Any:
+def _by_kernel(torch: Any, x: Any, weight: Any, targets: Any, ignore_index: int, dtype: Any) -> Any:
     """The same with the kernel."""
     from flatout.levers.loss_kernel import losses_and_gradient
 
     classes, width = weight.shape
-    targets = targets.contiguous()
-    columns = -(-classes // _TILE_CLASSES) * _TILE_CLASSES
-    factor = torch.nn.functional.pad(weight.to(dtype), (0, 0, 0, columns - classes))
-    losses, for_x = [], torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows, targets = rows_of_kernel(classes, dtype), targets.contiguous()
+    columns = columns_of(classes)
+    factor = weight.to(dtype)
+    if columns != classes:
+        factor = torch.nn.functional.pad(factor, (0, 0, 0, columns - classes))
+    losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    for_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     for_weight = torch.zeros(columns, width, dtype=torch.float32, device=x.device)
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         own = x[part].to(dtype)
         logits = own @ factor.t()
-        losses.append(losses_and_gradient(torch, logits, classes, targets[part], ignore_index))
+        losses_and_gradient(logits, classes, targets[part], ignore_index, losses[part])
         for_x[part] = (logits @ factor).to(x.dtype)
         _add_product(torch, for_weight, logits.t(), own)
         del logits
     count = (targets != ignore_index).sum().to(torch.float32)
-    return torch.cat(losses).sum() / count, count, for_x, for_weight[:classes]
+    return losses.sum() / count, count, for_x, for_weight[:classes]
 
 
 def _add_product(torch: Any, total: Any, left: Any, right: Any) -> None:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from flatout.levers.chunked_loss import kernel_is_there, linear_cross_entropy, rows_at_a_time
+from flatout.levers.chunked_loss import linear_cross_entropy, rows_at_a_time, why_no_kernel
 from flatout.levers.head_reading import Form, NotProven, caller_of, form_of
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Broken, Call, Lever, Refused, Scene, Settings
@@ -47,6 +47,8 @@ class LinearCrossEntropy(Lever):
         """Needs a head with many outputs; the rest is read from the source when the model is called."""
         if job.habit("compiles"):
             return "the script compiles itself"
+        if job.habit("infers"):
+            return "the script infers: nothing needs the gradient that is made on the way"
         if int(job.habit("vocabulary", 0) or 0) < LARGE_VOCABULARY:
             return f"the model has no linear layer without bias onto {LARGE_VOCABULARY} classes or more"
         if job.ranks > 1:
@@ -77,7 +79,7 @@ class LinearCrossEntropy(Lever):
         self._form = Form("output")
         # By place in the script: what must hold there.
         self._places: dict[tuple[Any, int], Checks] = {}
-        # By the address of what stands in for logits: what they would be made of.
+        # By the memory of what stands in for logits: what they would be made of.
         self._pending: dict[int, _Pending] = {}
         # Within one call of a model that computes its loss: what its head was given.
         self._given: list[Any] = []
@@ -99,6 +101,10 @@ class LinearCrossEntropy(Lever):
             raise Refused(str(reason)) from reason
         self._loss = linear_cross_entropy(torch)
         self._places.clear()
+        weight = self._head.weight
+        missing = _why_slow(torch, weight, torch.bfloat16)
+        if weight.is_cuda and missing:
+            self.scene.note(self.id, f"without its kernel, and slower: {missing}")
         self._is_on = True
         if self._form.kind == "output":
             loss_function(torch).put(self.id, _OUTERMOST, self._around_the_loss)
@@ -202,7 +208,7 @@ class LinearCrossEntropy(Lever):
         if place is None:
             return result
         logits = result[place]
-        self._note_the_size(logits.numel() // logits.shape[-1])
+        self._note_the_size(logits.numel() // logits.shape[-1], logits)
         # In float32 within autocast: whoever gives back float32 would write all of it down.
         dtype = self._output_dtype(logits)
         nothing = logits.new_full((), float("nan"), dtype=dtype).expand(logits.shape)
@@ -218,13 +224,13 @@ class LinearCrossEntropy(Lever):
         self._pending = {key: one for key, one in self._pending.items() if not one.memory.expired()}
         dtype = self._output_dtype(x)
         lead, rows = x.shape[:-1], x.numel() // head.in_features
-        self._note_the_size(rows)
+        self._note_the_size(rows, x)
         base = torch.full((rows,), float("nan"), dtype=dtype, device=x.device)
         strides = (*base.view(lead).stride(), 0)
         logits = base.as_strided((*lead, head.out_features), strides).requires_grad_()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
         memory = reductions.StorageWeakRef(base.untyped_storage())
-        self._pending[base.data_ptr()] = _Pending(
+        self._pending[_memory_number(base)] = _Pending(
             memory, x, head.weight, head.out_features, _product_dtype(torch, x)
         )
         return logits
@@ -251,7 +257,7 @@ class LinearCrossEntropy(Lever):
     def _pending_of(self, input: Any) -> "_Pending | None":  # noqa: A002
         if not self._pending or not isinstance(input, self.scene.torch.Tensor):
             return None
-        pending = self._pending.get(input.untyped_storage().data_ptr())
+        pending = self._pending.get(_memory_number(input))
         return pending if pending is not None and not pending.memory.expired() else None
 
     # Both
@@ -276,9 +282,10 @@ class LinearCrossEntropy(Lever):
         torch = self.scene.torch
         return torch.float32 if torch.is_autocast_enabled(like.device.type) else like.dtype
 
-    def _note_the_size(self, tokens: int) -> None:
-        has_kernel = self._head.weight.is_cuda and kernel_is_there()
-        if not has_kernel and tokens <= rows_at_a_time(self._head.out_features):
+    def _note_the_size(self, tokens: int, like: Any) -> None:
+        torch = self.scene.torch
+        is_slow = _why_slow(torch, like, _product_dtype(torch, like))
+        if is_slow and tokens <= rows_at_a_time(self._head.out_features):
             self.useless = f"the logits of {tokens} tokens are one chunk"
 
 
@@ -316,7 +323,24 @@ def is_large_head(module: Any, torch: Any) -> bool:
     nn = torch.nn
     if type(module) is not nn.Linear or module.bias is not None or module.out_features < LARGE_VOCABULARY:
         return False
-    return type(module._parameters.get("weight")) is nn.Parameter  # noqa: SLF001
+    weight = module._parameters.get("weight")  # noqa: SLF001
+    # Not one that is spread over devices.
+    return type(weight) is nn.Parameter or (isinstance(weight, nn.Parameter) and _is_imagined(weight))
+
+
+def _is_imagined(tensor: Any) -> bool:
+    """On an imagined GPU tensors have no memory, and parameters are of their kind."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def _why_slow(torch: Any, like: Any, dtype: Any) -> str:
+    """Why there is no kernel for products of this kind; on an imagined GPU there is."""
+    return "" if _is_imagined(like) and like.is_cuda else why_no_kernel(torch, like.device, dtype)
+
+
+def _memory_number(tensor: Any) -> int:
+    """The same for all that share its memory, also where that is imagined."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def _same(x: Any) -> Any:

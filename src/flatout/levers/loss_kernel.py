@@ -6,6 +6,7 @@ sees one of them alone. Computes in float32, whatever the logits are in.
 
 from typing import Any
 
+import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from triton import language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -23,7 +24,7 @@ def _row(  # type: ignore[no-untyped-def]
     own = logits + number.to(tl.int64) * logits_row
     target = tl.load(targets + number)
     counts = target != ignore_index
-    # A target that is no class makes the loss NaN, and reads nothing.
+    # A target that is no class makes loss and gradient NaN, and reads nothing.
     is_class = (target >= 0) & (target < classes)
     wanted = tl.load(own + target, mask=counts & is_class, other=float("nan")).to(tl.float32)
     top = tl.full([block], float("-inf"), tl.float32)
@@ -43,6 +44,7 @@ def _row(  # type: ignore[no-untyped-def]
         at = start + tl.arange(0, block)
         one = tl.load(own + at, mask=at < classes, other=float("-inf")).to(tl.float32)
         gradient = tl.exp(one - total) - tl.where(at == target, 1.0, 0.0)
+        gradient = tl.where(is_class, gradient, float("nan"))
         tl.store(
             own + at,
             tl.where(counts & (at < classes), gradient, 0.0).to(logits.dtype.element_ty),
@@ -50,14 +52,14 @@ def _row(  # type: ignore[no-untyped-def]
         )
 
 
-def losses_and_gradient(torch: Any, logits: Any, classes: int, targets: Any, ignore_index: int) -> Any:
-    """The loss of each row, in float32; `logits` becomes the gradient of their sum.
+def losses_and_gradient(logits: Any, classes: int, targets: Any, ignore_index: int, losses: Any) -> None:
+    """Write the loss of each row to `losses`, in float32; `logits` becomes the gradient of their sum.
 
     Rows may be longer than there are classes; targets are class numbers or `ignore_index`.
     """
-    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _row[(len(logits),)](
-        logits, targets, losses, logits.stride(0), ignore_index,
-        classes=classes, columns=logits.shape[1], block=_BLOCK, num_warps=_WARPS,
-    )  # fmt: skip
-    return losses
+    # triton launches where the current device is.
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call, unused-ignore]
+        _row[(len(logits),)](
+            logits, targets, losses, logits.stride(0), ignore_index,
+            classes=classes, columns=logits.shape[1], block=_BLOCK, num_warps=_WARPS,
+        )  # fmt: skip

@@ -76,10 +76,15 @@ class Fingerprint:
         return found
 
     def is_of_another_script(self, other: "Fingerprint") -> bool:
-        """By name and content: a script may move, and it may change."""
-        same_content = self.script_sha256 == other.script_sha256
-        same_name = Path(self.script).name == Path(other.script).name
-        return bool(self.script and other.script) and not same_content and not same_name
+        """By name and content: a script may move, unless it is still where it was, and it may change."""
+        if not (self.script and other.script) or self.script == other.script:
+            return False
+        if self.script_sha256 and self.script_sha256 == other.script_sha256:
+            return False
+        had_moved = (
+            not Path(self.script).is_file() or Path(self.script).resolve() == Path(other.script).resolve()
+        )
+        return Path(self.script).name != Path(other.script).name or not had_moved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,9 @@ _SNIPPETS = {
         "loss = LigerFusedLinearCrossEntropyLoss()(head.weight, hidden, targets)  # hidden: before the head"
     ),
     "hf-switches": 'model.set_attn_implementation("sdpa")  # and use_cache=False in calls that train',
-    "hf-checkpointing": "model.gradient_checkpointing_enable()",
+    "hf-checkpointing": (
+        "model.gradient_checkpointing_enable()  # activation_checkpointing_enable() in newer transformers"
+    ),
     "block-checkpointing": (
         "from torch.utils.checkpoint import checkpoint\n"
         "x = checkpoint(block, x, use_reentrant=False)  # for {share:.0%} of the blocks, the first ones"

@@ -299,12 +299,20 @@ class Finder:
         self.best, self.ladder, self.compile_s = (), [], 0.0
 
     def _graphs_in_their_place(self, choices: list[Choice]) -> list[Choice]:
-        """Where launches hold the job up, CUDA graphs come first: each mode takes long to compile."""
+        """Where launches hold the job up, CUDA graphs come first: each mode takes long to compile.
+
+        Where time is short, what promises less than the compiler waits for it.
+        """
         host_share = self._host_share if self._host_share is not None else 1.0
         graphs_first = host_share >= _HOST_IS_IDLE
-        return sorted(
-            choices, key=lambda choice: (_ON_TOP.index(choice.id), _with_graphs(choice) != graphs_first)
-        )
+        is_short = self._limits.deadline - time.monotonic() < 2 * self._limits.comparison_s
+        compiled = max((one.predicted_speedup or 1.0 for one in choices if one.id == "compile"), default=0.0)
+
+        def place(choice: Choice) -> tuple[bool, int, bool]:
+            waits = is_short and (choice.predicted_speedup or 1.0) < compiled and choice.id != "compile"
+            return (waits, _ON_TOP.index(choice.id), _with_graphs(choice) != graphs_first)
+
+        return sorted(choices, key=place)
 
     def _needless(self, choice: Choice) -> str:
         """Why what comes on top need not be tried after what was shown before."""

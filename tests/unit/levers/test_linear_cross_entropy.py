@@ -57,6 +57,14 @@ def test_nothing_to_count_is_nan_as_in_torch() -> None:
     assert F.cross_entropy(x @ weight.t(), targets).isnan()
 
 
+def test_where_no_token_counts_gradients_are_nothing_as_in_torch() -> None:
+    x, weight = torch.randn(4, WIDTH, requires_grad=True), torch.randn(CLASSES, WIDTH, requires_grad=True)
+    targets = torch.full((4,), -100)
+    loss = chunked_loss.linear_cross_entropy(torch)(x, weight, targets, -100, torch.float32)
+    for gradient in torch.autograd.grad(loss, (x, weight)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 def test_second_derivatives_are_refused_and_never_wrong() -> None:
     x, weight = torch.randn(4, WIDTH, requires_grad=True), torch.randn(CLASSES, WIDTH, requires_grad=True)
     loss = chunked_loss.linear_cross_entropy(torch)(x, weight, torch.zeros(4, dtype=int), -100, torch.float32)
@@ -676,4 +684,7 @@ def test_what_the_baseline_tells() -> None:
     assert "no linear layer" in LinearCrossEntropy.check(JobFacts(habits={"vocabulary": 10}))
     assert "no linear layer" in LinearCrossEntropy.check(JobFacts())
     assert "compiles itself" in LinearCrossEntropy.check(JobFacts(habits={**many, "compiles": True}))
+    assert "infers" in LinearCrossEntropy.check(JobFacts(habits={**many, "infers": True}))
+    assert LinearCrossEntropy.is_for_memory(JobFacts(device="cpu", habits=many))
+    assert not LinearCrossEntropy.is_for_memory(JobFacts(device="cuda:0", habits=many))
     assert "several processes" in LinearCrossEntropy.check(JobFacts(habits=many, ranks=2))

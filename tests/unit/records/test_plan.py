@@ -111,6 +111,26 @@ def test_a_script_may_move_and_may_change() -> None:
     assert not JOB.is_of_another_script(changed)
 
 
+def test_a_script_of_the_same_name_beside_the_one_of_the_plan_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(f"print({folder!r})")
+    mine, other = (Fingerprint(script=f"{one}/train.py", script_sha256=one * 64) for one in "ab")
+    assert mine.is_of_another_script(other)
+    assert not mine.is_of_another_script(dataclasses.replace(other, script=str(tmp_path / "a" / "train.py")))
+    (tmp_path / "a" / "train.py").unlink()
+    assert not mine.is_of_another_script(other)
+
+
+def test_modules_are_told_apart_by_their_names() -> None:
+    mine, other = (Fingerprint(script=f"-m pkg.{one}", script_sha256="") for one in ("train", "other"))
+    assert mine.is_of_another_script(other)
+    assert not mine.is_of_another_script(mine)
+
+
 def test_a_plan_of_another_job_says_what_differs() -> None:
     other = Fingerprint(
         script="other.py",

@@ -269,6 +269,27 @@ def test_an_attention_kernel_is_compiled_for_what_it_saves_of_the_tuned_step(
     assert ("sdpa-backend (cudnn)" in names(finder)) == is_tried
 
 
+LANGUAGE = dataclasses.replace(GPU, habits={**GPU.habits, "vocabulary": 50257})
+
+
+@pytest.mark.parametrize("left_s", [1000.0, 50.0])
+def test_the_loss_comes_before_the_compiler_unless_time_is_short(left_s: float) -> None:
+    world = World({"linear-cross-entropy": 0.9, "compile": 0.6})
+    searched(world, LANGUAGE, deadline=time.monotonic() + left_s, comparison_s=30.0)
+    on_top = [ask.what.partition(" ")[0] for ask in world.asked if ask.what.endswith("on top")]
+    first = "linear-cross-entropy" if left_s > 60.0 else "compile"
+    assert on_top[0] == first
+    assert set(on_top) >= {"linear-cross-entropy", "compile"}
+
+
+def test_on_a_cpu_the_loss_in_chunks_is_for_memory() -> None:
+    cpu = dataclasses.replace(LANGUAGE, device="cpu", device_shares={})
+    trial = searched(World({"linear-cross-entropy": 0.5}), cpu).conclusions.trials["linear-cross-entropy"]
+    assert (trial.verdict, trial.reason.partition(":")[0]) == ("skipped", "it saves memory more than time")
+    names_of = names(searched(World({"linear-cross-entropy": 0.5}), LANGUAGE))
+    assert "linear-cross-entropy" in names_of
+
+
 def test_only_and_skip() -> None:
     world = World({"bf16": 0.5, "fused-optimizer": 0.9, "compile": 0.7})
     assert names(searched(world, only=frozenset({"bf16"}))) == ["bf16"]

@@ -1,5 +1,6 @@
 """Switches of the Trainer that stand for levers of a plan, and which of them are on."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ def _of_compile(settings: dict[str, Any]) -> dict[str, Any]:
     return {"torch_compile": True, "torch_compile_mode": settings.get("mode", "default")}
 
 
+def _of_checkpointing(_settings: dict[str, Any]) -> dict[str, Any]:
+    """By its newest name: the old one makes transformers warn."""
+    arguments = getattr(sys.modules.get("transformers"), "TrainingArguments", None)
+    is_new = "activation_checkpointing" in getattr(arguments, "__dataclass_fields__", ())
+    return {"activation_checkpointing" if is_new else "gradient_checkpointing": True}
+
+
 SWITCHES: Switches = {
     "loader": (_of_loader, "the Trainer makes its DataLoader with them"),
     "bf16": (always(bf16=True), "autocast around the model's call, with outputs in float32"),
@@ -27,7 +35,7 @@ SWITCHES: Switches = {
     "fused-optimizer": (always(optim="adamw_torch_fused"), "AdamW in one kernel, in place of adamw_torch"),
     "liger": (always(use_liger_kernel=True), "kernels of Liger in the model's layers"),
     "hf-checkpointing": (
-        always(gradient_checkpointing=True),
+        _of_checkpointing,
         "activations are computed again on the way back",
     ),
 }
@@ -51,7 +59,8 @@ def held_by(args: Any, plan: Plan | None) -> Held:
         "fp16": args.fp16,
         "compile": args.torch_compile,
         "liger": args.use_liger_kernel,
-        "hf-checkpointing": args.gradient_checkpointing,
+        "hf-checkpointing": getattr(args, "activation_checkpointing", None)
+        or getattr(args, "gradient_checkpointing", False),
     }
     done = {name: "TrainingArguments has it" for name, on in is_on.items() if on}
     advice = {}

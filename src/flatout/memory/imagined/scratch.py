@@ -7,6 +7,8 @@ cuDNN 9), operator by operator; `benchmarks/fit_accuracy.py` says how far they c
 import math
 from typing import Any
 
+from flatout.levers.chunked_loss import columns_of, rows_of_kernel
+
 # Of the device: multiprocessors, and threads on each.
 MULTIPROCESSORS = 132
 THREADS_PER_MULTIPROCESSOR = 2048
@@ -42,7 +44,18 @@ def scratch_of(torch: Any, name: str, args: Any, out: Any) -> list[tuple[int, in
         return [] if args[0].is_contiguous() else [(0, _bytes(args[0]))]
     if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
         return [(2, _attention_backward(args[1]))]
+    if name == "flatout::linear_cross_entropy":
+        return [(3, _loss_in_chunks(*args))]
     return []
+
+
+def _loss_in_chunks(x: Any, weight: Any, _targets: Any, _ignore_index: int, dtype: Any) -> int:
+    """A chunk of logits, the weight as products take it, and a chunk of what goes in and comes out."""
+    classes, width = weight.shape
+    rows, columns = min(len(x), rows_of_kernel(classes, dtype)), columns_of(classes)
+    is_as_it_is = weight.dtype == dtype and columns == classes
+    numbers = rows * columns + (0 if is_as_it_is else columns * width) + 2 * rows * width
+    return int(numbers * dtype.itemsize)
 
 
 def _attention_backward(query: Any) -> int:
