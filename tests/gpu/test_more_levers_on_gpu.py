@@ -54,6 +54,7 @@ class Stage:
     def __init__(self, root: Any, *on: Any, same_random: bool = False) -> None:
         self.torch, self.device, self.same_random = torch, torch.device("cuda", 0), same_random
         self.root, self.roots = root, lambda: [root]
+        self.notes: list[str] = []
         self.levers = [kind(self, settings) for kind, settings in on]
         for lever in self.levers:
             lever.apply()
@@ -61,6 +62,9 @@ class Stage:
         for lever in sorted(self.levers, key=lambda one: one.layer):
             call = lever.around(root, call) if lever.layer else call
         root._compiled_call_impl = call
+
+    def note(self, lever: str, text: str) -> None:
+        self.notes.append(f"{lever}: {text}")
 
     def is_on(self, name: str) -> Any:
         return next((lever for lever in self.levers if lever.id == name), None)
@@ -132,6 +136,7 @@ def test_a_loss_in_chunks_is_the_same_for_less_memory(kind: Any, script: Any, ot
     stage = Stage(model, *others)
     for _ in range(6):
         plain, peak = trained(model, script)
+    assert stage.notes == []
     stage.undo()
     torch._dynamo.reset()
     stage = Stage(model, (LinearCrossEntropy, {}), *others)
@@ -139,6 +144,7 @@ def test_a_loss_in_chunks_is_the_same_for_less_memory(kind: Any, script: Any, ot
         found, less = trained(model, script)
     assert off(found, expected) < max(1e-4, 1.5 * off(plain, expected))
     assert not any(lever.useless for lever in stage.levers)
+    assert stage.notes == []
     assert less < 0.75 * peak
     stage.undo()
     assert off(trained(model, script)[0], expected) < 1e-5
