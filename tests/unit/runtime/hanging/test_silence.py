@@ -2,13 +2,13 @@
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from flatout.inside.heartbeat import Heart
 from flatout.records.hang import HEARTBEAT, STACKS_FILE, Hang, Heartbeat, RankStanding
 from flatout.runtime.hanging import watching
 from flatout.runtime.hanging.culprit import culprit_of
@@ -127,19 +127,39 @@ def test_the_culprit_is_who_is_gone_behind_or_alone_in_not_waiting() -> None:
     assert "all 2 ranks wait" in why
 
 
+HANGS = """
+import os, sys, time
+from pathlib import Path
+from flatout.inside.heartbeat import Heart
+
+def wait_for_ever():
+    while True:
+        time.sleep(0.1)
+
+place = Path(sys.argv[1], "ranks", f"3-{os.getpid()}")
+place.mkdir(parents=True)
+Heart(place).beat(7)
+wait_for_ever()
+"""
+
+
 def test_a_process_tells_where_it_stands_without_help(tmp_path: Path) -> None:
-    place = tmp_path / "ranks" / f"3-{os.getpid()}"
-    place.mkdir(parents=True)
-    heart = Heart(place)
-    assert read_heartbeats(tmp_path) == []
-    heart.beat(7)
-    [found] = read_heartbeats(tmp_path)
-    assert (found.rank, found.pid, found.updates) == (3, os.getpid(), 7)
-    shown = where_it_stands(found)
+    (tmp_path / "train.py").write_text(HANGS)
+    job = subprocess.Popen([sys.executable, str(tmp_path / "train.py"), str(tmp_path)])
+    try:
+        deadline = time.monotonic() + 30
+        while not (found := read_heartbeats(tmp_path)) or not found[0].updates:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (found[0].rank, found[0].pid, found[0].updates) == (3, job.pid, 7)
+        shown = where_it_stands(found[0])
+    finally:
+        job.kill()
+        job.wait()
     assert shown.state in ("running", "sleeping")
-    assert any(Path(__file__).name in line for line in shown.stack)
+    assert any("train.py" in line for line in shown.stack)
     assert shown.where is not None
-    assert Path(__file__).name in shown.where
+    assert shown.where.endswith("train.py:8 in wait_for_ever")
 
 
 def test_a_process_that_cannot_answer_is_not_asked_where_it_stands(tmp_path: Path) -> None:
