@@ -159,6 +159,7 @@ def command(
         if text:
             click.echo()
             click.echo(text)
+            output.notice(tuning.summary)  # the headline has scrolled away
         output.notice(f"the picture: {tuning.report}")
         output.notice(f"kept in {folder.path}; `flatout report {folder.manifest.id}` shows it again")
     return EXIT_INTERRUPTED if found.interrupted and found.plan is None else EXIT_DONE

@@ -75,6 +75,16 @@ class Fingerprint:
                 found.append(f"it was made on {field.name} {before}, not {now}")
         return found
 
+    def why_no_promise(self, other: "Fingerprint") -> str:
+        """Why what was measured says nothing of how fast another job is; empty where it does."""
+        if self.is_of_another_script(other):
+            return "the plan was made for another script"
+        if self.script_sha256 and other.script_sha256 and self.script_sha256 != other.script_sha256:
+            return "the script has changed since it was tuned"
+        if self.arguments != other.arguments:
+            return "its arguments are not those that it was tuned with"
+        return ""
+
     def is_of_another_script(self, other: "Fingerprint") -> bool:
         """By name and content: a script may move, unless it is still where it was, and it may change."""
         if not (self.script and other.script) or self.script == other.script:

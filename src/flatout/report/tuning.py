@@ -134,8 +134,13 @@ def _endings(tuning: Tuning) -> list[str]:
 
 
 def _compiled(tuning: Tuning) -> int:
-    """Steps after which a job under the plan has made up for compiling."""
-    saved_ms = tuning.baseline.step_ms * (1 - 1 / tuning.speedup)
+    """Steps after which a job under the plan has made up for compiling: by what that alone saves of each."""
+    rung = next((one for one in tuning.ladder if one.lever.startswith("compile")), None)
+    saved_ms = (
+        rung.step_ms * (rung.gain - 1)
+        if rung is not None
+        else tuning.baseline.step_ms * (1 - 1 / tuning.speedup)
+    )
     return round(1000 * (tuning.compile_seconds or 0.0) / saved_ms) if saved_ms > 0 else 0
 
 

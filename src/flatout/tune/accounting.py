@@ -15,8 +15,8 @@ _NAME_AT_MOST = 80
 
 
 def promise_of(command: JobCommand, plan: Plan, now: Fingerprint, protected: Path | None) -> Promise:
-    """What is known of a job before it starts; a plan for another script promises nothing."""
-    is_its_plan = not plan.job.is_of_another_script(now)
+    """What is known of a job before it starts; a plan for another job promises nothing."""
+    is_its_plan = not plan.job.why_no_promise(now)
     return Promise(
         name=_name(command),
         script=now.script,

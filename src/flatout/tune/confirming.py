@@ -19,6 +19,8 @@ class Confirmed:
     # Of a step under the plan.
     input_wait: float
     notes: tuple[str, ...] = ()
+    # The job as written beside it, where that was measured once more.
+    as_written: Pace | None = None
 
 
 def confirm(
@@ -41,26 +43,27 @@ def confirm(
         fits = measurer.request.goal == "memory" or measurer.is_too_large(as_written)
         if fits or gain(as_written, pace) >= 1 + WORTH:
             return Confirmed(chosen, pace, waits, tuple(notes))
-        after, note = _once_more(measurer, chosen, as_written, pace)
+        before, after, note = _once_more(measurer, chosen, as_written, pace)
         if after is not None:
-            return Confirmed(chosen, after, waits, (*notes, note))
+            return Confirmed(chosen, after, waits, (*notes, note), before)
         notes.append(note)
     return Confirmed((), None, waits, tuple(notes))
 
 
 def _once_more(
     measurer: Measurer, chosen: tuple[Choice, ...], as_written: Pace, pace: Pace
-) -> tuple[Pace | None, str]:
+) -> tuple[Pace | None, Pace | None, str]:
     """The baseline ran minutes ago, and other work may have come and gone since: each of them again."""
     now = measurer.measure("as written, once more", (), as_written).pace
     if now is not None and gain(now, pace) >= 1 + WORTH:
-        return pace, "the machine became slower while tuning: other work runs on it"
+        return now, pace, "the machine became slower while tuning: other work runs on it"
     again = measurer.measure("the plan, once more", chosen, as_written).pace
     if now is not None and again is not None:
         before, after = fastest(as_written, now), fastest(pace, again)
         if gain(before, after) >= 1 + WORTH:
-            return after, "other work on this machine slowed some of the runs: the fastest of each count"
-    return None, "in a process of its own the plan was no faster, so there is none"
+            note = "other work on this machine slowed some of the runs: the fastest of each count"
+            return before, after, note
+    return None, None, "in a process of its own the plan was no faster, so there is none"
 
 
 def _lighter(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:

@@ -15,6 +15,10 @@ from flatout.tune.guard_runs import GuardRun, is_paired, known_losses
 from flatout.tune.same_state import same_state
 from flatout.tune.trajectory import judge_levels, judge_trajectory
 
+# Twins start from parameters that differ by a roundoff each: their first losses lie within so many of them,
+# or within this share.
+_ROUNDOFFS_APART, _LEAST_APART = 16.0, 1e-3
+
 
 def judge(
     reference: GuardRun,
@@ -44,6 +48,13 @@ def judge(
         return GuardEvidence(verdict="unsafe", paired=False, reason=reason, curves=curves)
     if not paired:
         return judge_levels(reference, twins, candidate, curves)
+    apart = _twins_apart(reference, twins, roundoff)
+    if apart:
+        levels = judge_levels(reference, twins, candidate, curves)
+        if levels.verdict != "weak":
+            return levels
+        reason = f"the script is not deterministic: {apart}; the losses lie at the same level"
+        return dataclasses.replace(levels, reason=reason)
     if exact and (same := bit_for_bit(reference, candidate)) is not None:
         return dataclasses.replace(same, curves=curves)
     evidence, problem = same_state(reference, twins, candidate, roundoff)
@@ -59,6 +70,23 @@ def judge(
         trajectory=trajectory,
         curves=curves,
     )
+
+
+def _twins_apart(reference: GuardRun, twins: Sequence[GuardRun], roundoff: float) -> str:
+    """What tells that equal runs differ by more than rounding; nothing where none does.
+
+    Else whatever the script draws from the clock would widen the band until anything fits.
+    """
+    expected = reference.losses[0] if reference.losses else None
+    firsts = [twin.losses[0] for twin in twins if twin.losses and twin.losses[0] is not None]
+    if expected is None or not firsts:
+        return ""
+    furthest = max(firsts, key=lambda loss: abs(loss - expected))
+    seen = [abs(loss) for loss in known_losses(reference.losses) if math.isfinite(loss)]
+    scale = max([abs(expected), *seen])
+    if not abs(furthest - expected) > max(_LEAST_APART, _ROUNDOFFS_APART * roundoff) * scale:
+        return ""
+    return f"from equal beginnings the first loss was {expected:.4g} and {furthest:.4g}"
 
 
 def _all_is_well(reference: GuardRun) -> str:

@@ -52,12 +52,15 @@ def lean(
             conclusions.conclude(choice, "skipped", "how much memory the job takes is not known here")
             continue
         less, speed = 1 - pace.peak_bytes / best.peak_bytes, as_written.step_ms / pace.step_ms
+        alone = best.step_ms / pace.step_ms
         words = f"{memory_size(best.peak_bytes)} -> {memory_size(pace.peak_bytes)}"
-        measured_result = ArmResult(step_ms=pace.step_ms, speedup=speed)
+        measured_result = ArmResult(step_ms=pace.step_ms, speedup=alone)
         if less < _LESS_AT_LEAST:
             conclusions.conclude(choice, "rejected", f"{words}: no less", measured_result, found)
         elif speed < 1 - _SLOWER_AT_MOST:
-            conclusions.conclude(choice, "rejected", f"{words}, but {speed:.2f}x", measured_result, found)
+            conclusions.conclude(
+                choice, "rejected", f"{words}, but the plan at {speed:.2f}x", measured_result, found
+            )
         else:
             conclusions.conclude(choice, "kept", f"{less:.0%} less: {words}", measured_result, found)
             for one in needed:

@@ -96,6 +96,13 @@ def insist_on_known_levers(
     for name in (*only, *skip):
         if name not in BY_ID:
             raise UnknownName("lever", name, BY_ID)
+    not_allowed = [name for name in only if BY_ID[name].safety == "recipe" and name not in allow]
+    if not_allowed:
+        raise CallerMistake(
+            f"--only {not_allowed[0]}, which changes the training and is not allowed",
+            expected="levers that change nothing but the time of a step, or your word that they may",
+            remedy=f"--allow {not_allowed[0]}",
+        )
     both = sorted({*only} & {*skip})
     if both:
         raise CallerMistake(

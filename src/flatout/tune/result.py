@@ -249,6 +249,10 @@ def _could_be_more_than_chance(trial: LeverTrial) -> bool:
     return seemed and trial.low is not None and trial.low < 1.0
 
 
+# As limits say it.
+_LEFT_OUT = "left out by"
+
+
 def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -> str:
     trials = stages.trials
     levers = ", ".join(choice.words() for choice in stages.chosen)
@@ -264,8 +268,16 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
     late = sorted({trial.lever for trial in trials if trial.reason == OUT_OF_TIME})
     over = f"the time allowed was over before {', '.join(late)}" if late else ""
     failures = {trial.reason for trial in tried if trial.verdict == "failed"}
-    if len(failures) == 1 and all(trial.reason.endswith(TOO_SHORT) for trial in tried):
+    by_turns = [trial for trial in tried if trial.lever != "loader"]
+    if len(failures) == 1 and by_turns and all(trial.reason.endswith(TOO_SHORT) for trial in by_turns):
         return f"nothing could be tried: {failures.pop()}"
+    faster_but_unsafe = [
+        f"{trial.lever} {trial.measured_speedup:.2f}x"
+        for trial in tried
+        if trial.verdict == "unsafe" and (trial.measured_speedup or 0.0) > 1 + WORTH
+    ]
+    if faster_but_unsafe:
+        return f"nothing that the guard lets pass: {', '.join(faster_but_unsafe)}, but not learning the same"
     if tried:
         count = (
             f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"
@@ -279,5 +291,8 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
         return f"nothing gained: {nothing}; {over}" if over else f"nothing to gain: {nothing}"
     if over:
         return f"nothing gained: {over}"
-    reasons = [f"{trial.lever}: {trial.reason}" for trial in trials if trial.verdict == "skipped"]
+    skipped = [trial for trial in trials if trial.verdict == "skipped"]
+    reasons = [f"{one.lever}: {one.reason}" for one in skipped if not one.reason.startswith(_LEFT_OUT)]
+    others = len(skipped) - len(reasons)
+    reasons += [f"{others} {_LEFT_OUT} --only or --skip"] if others else []
     return f"nothing to gain: no lever applies ({'; '.join(reasons)})"

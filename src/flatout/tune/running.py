@@ -165,7 +165,8 @@ def _job_run(
     samples_per_s = profile.samples_per_s if profile is not None else None
     several = profile if profile is not None and len(ranks) > 1 else None
     now = fingerprint(command, None, about)
-    promised = None if plan.job.is_of_another_script(now) else plan.samples_per_s
+    no_promise = plan.job.why_no_promise(now)
+    promised = None if no_promise else plan.samples_per_s
     return JobRun(
         run=run,
         steps=steps,
@@ -202,6 +203,7 @@ def _job_run(
             "not_finite": "it was not stopped for that",
             **({} if plan.levers else {"guard": "it ran as written"}),
             **({"samples_per_s": "too few steps"} if samples_per_s is None else {}),
+            **({"promised_samples_per_s": no_promise, "mfu": no_promise} if no_promise else {}),
             "straggler": "no rank is behind the others" if several else "one rank, or too few steps",
             **({"asked": "nobody asked it to end"} if ending.asked is None else {}),
             **({"signal": "ended without one"} if ending.signal is None else {}),

@@ -140,7 +140,7 @@ def _one_parameter(
     mine = got["gradients"].get(name)
     if (gradient is None) != (mine is None):
         return math.inf, f"{name} {'gets a gradient that it should not get' if mine else 'gets no gradient'}"
-    worst, wrong = 0.0, ""
+    worst, wrong, is_rounding = 0.0, "", False
     if gradient is not None and mine is not None:
         size = _length(gradient)
         spread = max(
@@ -152,7 +152,8 @@ def _one_parameter(
             default=0.0,
         )
         # Where the true gradient is nothing but rounding (a bias before a norm), its size says nothing: the
-        # whole one's does.
+        # whole one's does. Nor does its update: Adam makes as much of it as of any other.
+        is_rounding = spread >= 0.5 * size and size <= scales.roundoff * scales.gradients
         allowed = scales.slack * (
             _TIMES_THE_TWINS * spread
             + _ROUNDOFFS * scales.roundoff * size
@@ -173,7 +174,7 @@ def _one_parameter(
         )
         longest = _LENGTH * scales.slack * max(1.0, spread)
         is_nothing = max(_length(change), _length(mine_change)) <= 4 * scales.roundoff * scales.changes
-        if not is_nothing and not 1.0 / longest <= ratio <= longest:
+        if not is_nothing and not is_rounding and not 1.0 / longest <= ratio <= longest:
             wrong = wrong or f"the update of {name} is {ratio:.3g} times as long as it should be"
             worst = math.inf
     return worst, wrong

@@ -295,7 +295,7 @@ class Finder:
         """What seemed to help, one by one, does not show where all of it stands beside the job as written."""
         reason = f"the whole plan by turns with the job as written: {interval(result)}"
         for choice in self.best:
-            self.conclusions.conclude(choice, "rejected", reason)
+            self.conclusions.conclude(choice, "rejected", reason, result)
         self.best, self.ladder, self.compile_s = (), [], 0.0
 
     def _graphs_in_their_place(self, choices: list[Choice]) -> list[Choice]:

@@ -14,12 +14,13 @@ from flatout.analyze.steps import read_ranks
 from flatout.diagnose.engine import diagnose
 from flatout.levers.catalogue import LEVERS
 from flatout.levers.job import JobFacts
+from flatout.levers.loader import Loader
 from flatout.records.errors import JobFailed
 from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.tuning import ENDED_BY_CTRL_C, LeverTrial, Pace
-from flatout.records.words import duration
+from flatout.records.words import duration, three_digits
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
 from flatout.runtime.progress import StopRule
@@ -105,12 +106,14 @@ class _Tuner:
             with self._stage("confirming"):
                 done = confirm(self._measurer, chosen, as_written, known)
             chosen, confirmed, self._input_wait = done.chosen, done.pace, done.input_wait
+            as_written = done.as_written or as_written
             self._notes += done.notes
             if not chosen:
                 trials = [_unconfirmed(trial) for trial in trials]
         repeats = can_repeat_batches(job)
         larger = self._larger_batch(baseline, chosen, confirmed or as_written)
-        self._notes += _told_of_moods(self._base_ms)
+        waits = job.host_shares.get("input_wait", 0.0)
+        self._notes += _told_of_moods(as_written.step_ms * (1 - waits), self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
         if larger.choice is not None:
@@ -153,7 +156,7 @@ class _Tuner:
             loaded = loading.reckon(job)
         else:
             with self._stage("loader"):
-                loaded = self._loaded_earlier(this_job) or loading.tune(job, baseline, ())
+                loaded = self._loaded_earlier(this_job, job) or loading.tune(job, baseline, ())
         base = (loaded.choice,) if loaded.choice is not None else ()
         self._resume(this_job, base, repeats)
         self._leave_time_for_the_proof(baseline, job)
@@ -259,11 +262,11 @@ class _Tuner:
         """About how long the job under a plan is measured: it starts, compiles about as long, and goes."""
         return 2 * (baseline.trial.to_first_update_s or 0.0) + self._measurer.rule.fewest_seconds
 
-    def _loaded_earlier(self, job: Fingerprint) -> Loaded | None:
+    def _loaded_earlier(self, job: Fingerprint, facts: JobFacts) -> Loaded | None:
         """What the tuning that is resumed had found for the loader, where it had come that far."""
         resumed = self._request.resume
         choice, had_looked = earlier_loader(resumed, job) if resumed is not None else (None, False)
-        if not had_looked or "loader" in self._request.skip:
+        if not had_looked or "loader" in self._request.skip or Loader.check(facts):
             return None
         trial = msgspec.structs.replace(
             NOT_NEEDED, verdict="kept" if choice else "rejected", reason="as in the tuning that is resumed"
@@ -367,12 +370,17 @@ def _told_of(allowed: dict[str, Any]) -> list[str]:
     return [f"{names} changes the training, as you allowed: {over} {losses}"]
 
 
-def _told_of_moods(base_ms: Sequence[float]) -> list[str]:
+def _told_of_moods(as_written_ms: float, base_ms: Sequence[float]) -> list[str]:
     """A machine on which the same job takes now so long and then so long has something else to do."""
-    if not base_ms or max(base_ms) < _DISTURBED * min(base_ms):
+    if not base_ms:
         return []
-    least, most = f"{min(base_ms):.3g}", f"{max(base_ms):.3g}"
-    return [f"other work runs on this machine: steps without levers took {least} to {most} ms while tuning"]
+    least, most = min(base_ms), max(base_ms)
+    if as_written_ms > _DISTURBED * most or least > _DISTURBED * as_written_ms:
+        least, most = min(least, as_written_ms), max(most, as_written_ms)
+    if most < _DISTURBED * least:
+        return []
+    ends = " to ".join(f"{three_digits(ms)} ms" for ms in (least, most))
+    return [f"other work runs on this machine: steps without levers took {ends} while tuning"]
 
 
 def _unconfirmed(trial: LeverTrial) -> LeverTrial:

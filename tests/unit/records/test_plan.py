@@ -125,6 +125,14 @@ def test_a_script_of_the_same_name_beside_the_one_of_the_plan_is_another(
     assert not mine.is_of_another_script(other)
 
 
+def test_what_was_measured_is_a_promise_for_the_same_job_alone() -> None:
+    assert JOB.why_no_promise(dataclasses.replace(JOB, device="NVIDIA L4")) == ""
+    changed = dataclasses.replace(JOB, script_sha256="cd" * 32)
+    assert "has changed" in JOB.why_no_promise(changed)
+    assert "arguments" in JOB.why_no_promise(dataclasses.replace(JOB, arguments=("--width", "1")))
+    assert "another script" in JOB.why_no_promise(dataclasses.replace(changed, script="other.py"))
+
+
 def test_modules_are_told_apart_by_their_names() -> None:
     mine, other = (Fingerprint(script=f"-m pkg.{one}", script_sha256="") for one in ("train", "other"))
     assert mine.is_of_another_script(other)

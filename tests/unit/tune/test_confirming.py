@@ -69,6 +69,9 @@ def test_a_disturbed_run_does_not_cost_the_plan(runs: tuple[Any, ...], rate: flo
     assert found.chosen == PLAN
     assert found.pace.samples_per_s == rate
     assert note in found.notes[0]
+    # What it is held against is what was measured beside it: a plan is never told to be slower.
+    assert found.as_written is not None
+    assert found.pace.samples_per_s > found.as_written.samples_per_s
 
 
 def test_a_plan_that_is_never_faster_is_none() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,36 @@ def test_a_twin_without_numbers_explains_nothing() -> None:
     twin = [3.0, 2.0, math.nan, math.nan]
     _, problem = judge_trajectory(losses, [twin], [3.0, 9.0, 9.0, 9.0], 1e-7)
     assert "losses are" in problem
+
+
+def run_with(first: float, *, updates: tuple[dict[str, Any], ...] = ()) -> GuardRun:
+    pairing = {"parameters": [7], "inputs": [[number, number] for number in range(30)]}
+    return GuardRun((first, *(2.0 - 0.01 * step for step in range(29))), updates, pairing)
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.3, "weak"), (0.001, "same")])
+def test_a_script_that_is_not_deterministic_is_held_to_its_level_alone(apart: float, verdict: str) -> None:
+    twins = [run_with(2.0 + apart), run_with(2.0), run_with(2.0 - apart)]
+    found = judge(run_with(2.0), twins, run_with(2.0 + apart / 2), roundoff=2.0**-9)
+    assert found.verdict == verdict
+    assert ("not deterministic" in found.reason) == (verdict == "weak")
+
+
+def update(bias: float, change: float, weight: float = 1.0) -> dict[str, Any]:
+    """One update of a weight and of a bias before a norm, by Adam: its steps know no small gradients."""
+    return {
+        "optimizer": 1,
+        "gradients": {"weight": [weight, weight], "bias": [bias, -bias]},
+        "before": {"weight": [0.0, 0.0], "bias": [0.0, 0.0]},
+        "after": {"weight": [-0.1, -0.1], "bias": [change, -change]},
+    }
+
+
+@pytest.mark.parametrize(("twin_bias", "verdict"), [(-6e-8, "same"), (5e-8, "unsafe")])
+def test_where_a_gradient_is_nothing_but_rounding_its_update_says_nothing(
+    twin_bias: float, verdict: str
+) -> None:
+    reference = run_with(2.0, updates=(update(5e-8, 0.001),))
+    twins = [run_with(2.0, updates=(update(twin_bias, 0.001),)) for _ in range(3)]
+    found = judge(reference, twins, run_with(2.0, updates=(update(4e-8, 0.0045),)), roundoff=2.0**-9)
+    assert (found.verdict, "the update of bias" in found.reason) == (verdict, verdict == "unsafe")

@@ -69,6 +69,40 @@ def test_a_plan_that_still_waits_goes_as_fast_as_its_own_run_went() -> None:
     assert "waits for data" in notes[0]
 
 
+def test_what_is_fast_and_refused_is_not_called_nothing() -> None:
+    refused = LeverTrial(lever="bf16", safety="numeric", verdict="unsafe", reason="no", measured_speedup=1.69)
+    request: Any = None
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=(refused,))
+    said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
+    assert said == "nothing that the guard lets pass: bf16 1.69x, but not learning the same"
+
+
+def test_levers_that_somebody_left_out_are_counted() -> None:
+    request: Any = None
+    trials = [
+        LeverTrial(lever=name, safety="numeric", verdict="skipped", reason=reason)
+        for name, reason in (
+            ("tf32", "left out by --only"),
+            ("bf16", "left out by --only"),
+            ("loader", "none"),
+        )
+    ]
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=tuple(trials))
+    said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
+    assert said == "nothing to gain: no lever applies (loader: none; 2 left out by --only or --skip)"
+
+
+def test_a_job_that_is_too_short_is_told_so_whatever_its_loader_showed() -> None:
+    request: Any = None
+    short = "the job ends after 2 updates: too few to compare"
+    trials = (
+        LeverTrial(lever="loader", safety="exact", verdict="rejected", reason="no setting is faster"),
+        LeverTrial(lever="bf16", safety="numeric", verdict="failed", reason=short),
+    )
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=trials)
+    assert _summary(request, nothing, Pace(step_ms=1.0), 1.0) == f"nothing could be tried: {short}"
+
+
 @pytest.mark.parametrize(
     ("speedup", "low", "high", "said"),
     [
