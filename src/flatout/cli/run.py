@@ -100,11 +100,18 @@ def command(
     import os
     import signal
 
+    from flatout.records.errors import CallerMistake
     from flatout.records.plan import Plan
     from flatout.report.running import draw_run, words_before
     from flatout.tune.debugging import without_what_undoes
     from flatout.tune.fingerprints import fingerprint
 
+    if as_written and plan_path is not None:
+        raise CallerMistake(
+            f"--as-written and --plan {plan_path}",
+            expected="a plan, or none",
+            remedy="take one of them out",
+        )
     switches, sinks = switches_of(debug), targets_of(log_to)
     spread = ranks.command(words, as_module=job["as_module"])
     request = (

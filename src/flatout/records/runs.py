@@ -23,6 +23,7 @@ from flatout.records.codec import check_schema, decode, document, encode, parse
 from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, FlatoutError, UnknownName
 from flatout.records.lock import folder_lock
 from flatout.records.version import __version__
+from flatout.records.words import inert
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ MANIFEST = "run.json"
 _KIND = "run-folder"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPEAT = "the run must be repeated"
+_PROBLEM_AT_MOST = 2000
 _SECOND = len("20261115-031500")
 
 RunStatus = Literal["running", "done", "failed"]
@@ -48,6 +50,17 @@ class RunManifest:
     flatout_version: str
     status: RunStatus = "running"
     documents: tuple[str, ...] = ()
+    # What ended it, where something did.
+    problem: str = ""
+
+
+def _words(error: BaseException) -> str:
+    """What ended a run, for whoever reads its folder."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
+    if isinstance(error, FlatoutError):
+        return inert(error.received, but="\n")[:_PROBLEM_AT_MOST]
+    return inert(f"{type(error).__name__}: {error}", but="\n")[:_PROBLEM_AT_MOST]
 
 
 class RunFolder:
@@ -100,7 +113,7 @@ class RunFolder:
                 yield self
             except BaseException as error:
                 try:
-                    self._update(status="failed")
+                    self._update(status="failed", problem=_words(error))
                 except FlatoutError as second:
                     # What went wrong first is what the user must hear.
                     error.add_note(f"and its run folder could not be marked as failed: {second.received}")

@@ -34,4 +34,6 @@ def draw_run_header(manifest: RunManifest, console: Console) -> None:
     console.print(
         line(f"{manifest.id}: {manifest.command} on {manifest.host}, {when}, {manifest.status}", "bold")
     )
+    for text in manifest.problem.splitlines():
+        console.print(line(inert(text)))
     console.print()

@@ -21,6 +21,8 @@ class Confirmed:
     notes: tuple[str, ...] = ()
     # The job as written beside it, where that was measured once more.
     as_written: Pace | None = None
+    # Why nothing is left of it, where nothing is.
+    why: str = ""
 
 
 def confirm(
@@ -29,9 +31,11 @@ def confirm(
     """Measure the plan, unless that is `known`; again where it seems to be no faster."""
     measured = known or measurer.measure("confirming the plan", chosen, as_written)
     notes: list[str] = []
+    why = "not confirmed in a process of its own"
     while measured.pace is not None and measurer.is_too_large(measured.pace) and chosen:
         size = memory_size(measured.pace.peak_bytes or 0)
         notes.append(f"{size} is more than --max-memory: without {chosen[-1].words()}")
+        why = f"the plan takes {size}: more than --max-memory"
         chosen = _lighter(chosen)
         if chosen:
             measured = measurer.measure("with less memory", chosen, as_written)
@@ -47,7 +51,7 @@ def confirm(
         if after is not None:
             return Confirmed(chosen, after, waits, (*notes, note), before)
         notes.append(note)
-    return Confirmed((), None, waits, tuple(notes))
+    return Confirmed((), None, waits, tuple(notes), why=why)
 
 
 def _once_more(

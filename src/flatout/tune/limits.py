@@ -35,7 +35,7 @@ class Limits:
         if BY_ID[lever].safety == "recipe" and lever not in self.allow:
             return f"it changes the training: only with --allow {lever}"
         if BY_ID[lever].safety == "memory" and not self.for_memory:
-            return "memory does not bind: only with --goal memory"
+            return "it saves memory, not time: with --goal memory, or where --max-memory binds"
         if BY_ID[lever].is_for_memory(job) and not self.for_memory and lever not in self.only:
             return f"it saves memory more than time: --goal memory, or --only {lever}"
         return ""

@@ -262,6 +262,10 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
         return f"{1 - after / before:.0%} less memory, {less}; {speedup:.2f}x as fast"
     if stages.chosen:
         return f"{speedup:.2f}x faster with {levers}"
+    most, least = request.max_memory_bytes, stages.as_written.peak_bytes
+    if most is not None and least is not None and least > most:
+        takes = f"as written it takes {memory_size(least)}, and nothing that was tried makes it fit"
+        return f"nothing within {memory_size(most)}: {takes}; `flatout fit` says what would"
     if stages.interrupted:
         return "ended by Ctrl-C before anything was found to help: --resume latest goes on from here"
     tried = [trial for trial in trials if trial.verdict in ("rejected", "failed", "unsafe")]

@@ -109,7 +109,7 @@ class _Tuner:
             as_written = done.as_written or as_written
             self._notes += done.notes
             if not chosen:
-                trials = [_unconfirmed(trial) for trial in trials]
+                trials = [_unconfirmed(trial, done.why) for trial in trials]
         repeats = can_repeat_batches(job)
         larger = self._larger_batch(baseline, chosen, confirmed or as_written)
         waits = job.host_shares.get("input_wait", 0.0)
@@ -383,7 +383,7 @@ def _told_of_moods(as_written_ms: float, base_ms: Sequence[float]) -> list[str]:
     return [f"other work runs on this machine: steps without levers took {ends} while tuning"]
 
 
-def _unconfirmed(trial: LeverTrial) -> LeverTrial:
+def _unconfirmed(trial: LeverTrial, why: str) -> LeverTrial:
     if trial.verdict != "kept":
         return trial
-    return msgspec.structs.replace(trial, verdict="rejected", reason="not confirmed in a process of its own")
+    return msgspec.structs.replace(trial, verdict="rejected", reason=why)

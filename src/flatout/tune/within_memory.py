@@ -93,7 +93,8 @@ def make_room(
         if way in _WAYS and now.pace is not None and now.pace.peak_bytes is not None:
             waiting = [*_just_enough(way, now.pace.peak_bytes, pace.peak_bytes, most_bytes), *waiting]
     if not fitting:
-        return Room(*as_it_was, tuple(_rejected(trial, "not enough") for trial in trials))
+        note = f"nothing that was tried fits into {memory_size(most_bytes)}"
+        return Room(*as_it_was, tuple(_rejected(trial, "not enough") for trial in trials), note)
     best = min(fitting, key=lambda one: one[2].step_ms)
     taken = {(choice.id, str(choice.settings)) for choice in best[0]}
     final = [

@@ -127,6 +127,21 @@ def test_the_status_is_failed_when_an_exception_passes(tmp_path: Path, error: ty
     assert not is_locked(run.path)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (CallerMistake("no\n\x1b[31mscript", expected="one", remedy="name it"), "no\n\\x1b[31mscript"),
+        (KeyboardInterrupt(), "stopped by Ctrl-C"),
+        (ValueError("of ours"), "ValueError: of ours"),
+    ],
+)
+def test_what_ended_a_run_is_kept_for_its_reader(tmp_path: Path, error: BaseException, said: str) -> None:
+    folder = RunFolder.create(tmp_path, command="tune", arguments=())
+    with pytest.raises(type(error)), folder.writing():
+        raise error
+    assert RunFolder.open(folder.path).manifest.problem == said
+
+
 def test_a_killed_run_stays_running_but_unlocked_and_readable(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED_IN_MID_RUN, str(tmp_path)], timeout=60)
     assert done.returncode == -9

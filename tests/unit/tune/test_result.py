@@ -1,5 +1,7 @@
 """What tuning says at the end."""
 
+import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,14 +73,22 @@ def test_a_plan_that_still_waits_goes_as_fast_as_its_own_run_went() -> None:
 
 def test_what_is_fast_and_refused_is_not_called_nothing() -> None:
     refused = LeverTrial(lever="bf16", safety="numeric", verdict="unsafe", reason="no", measured_speedup=1.69)
-    request: Any = None
+    request: Any = SimpleNamespace(max_memory_bytes=None)
     nothing = stages(None, [], chosen=(), confirmed=None, trials=(refused,))
     said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
     assert said == "nothing that the guard lets pass: bf16 1.69x, but not learning the same"
 
 
+def test_a_limit_that_nothing_keeps_is_the_answer() -> None:
+    request: Any = SimpleNamespace(max_memory_bytes=10 << 20)
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=())
+    nothing = dataclasses.replace(nothing, as_written=Pace(step_ms=1.0, peak_bytes=351 << 20))
+    said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
+    assert said.startswith("nothing within 10 MiB: as written it takes 351 MiB")
+
+
 def test_levers_that_somebody_left_out_are_counted() -> None:
-    request: Any = None
+    request: Any = SimpleNamespace(max_memory_bytes=None)
     trials = [
         LeverTrial(lever=name, safety="numeric", verdict="skipped", reason=reason)
         for name, reason in (
@@ -93,7 +103,7 @@ def test_levers_that_somebody_left_out_are_counted() -> None:
 
 
 def test_a_job_that_is_too_short_is_told_so_whatever_its_loader_showed() -> None:
-    request: Any = None
+    request: Any = SimpleNamespace(max_memory_bytes=None)
     short = "the job ends after 2 updates: too few to compare"
     trials = (
         LeverTrial(lever="loader", safety="exact", verdict="rejected", reason="no setting is faster"),
@@ -118,5 +128,5 @@ def test_what_could_not_be_told_is_not_called_nothing(
     figures = {"measured_speedup": speedup, "low": low, "high": high}
     trial = LeverTrial(lever="bf16", safety="numeric", verdict="rejected", reason=reason, **figures)
     nothing = stages(None, [], chosen=(), confirmed=None, trials=(trial,))
-    request: Any = None  # asked only where there is a plan
+    request: Any = SimpleNamespace(max_memory_bytes=None)
     assert _summary(request, nothing, Pace(step_ms=1.0), 1.0).startswith(said)

@@ -123,7 +123,7 @@ def test_where_nothing_helps_the_plan_stays_as_it_was() -> None:
     )
     assert room.chosen == ()
     assert [trial.verdict for trial in room.trials] == ["failed", "rejected", "rejected", "rejected"]
-    assert room.note == ""
+    assert room.note == "nothing that was tried fits into 40.0 GiB"
 
 
 def test_what_does_not_suit_or_is_to_be_skipped_is_not_tried() -> None:
