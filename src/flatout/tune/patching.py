@@ -187,7 +187,14 @@ def patch_files(plan: Plan, folder: Path) -> tuple[dict[str, tuple[str, Patched]
 def as_text(plan: Plan, folder: Path) -> str:
     """The whole patch, with what is left to do by hand as comments at its head."""
     files, snippets = patch_files(plan, folder)
-    head = "".join(
+    places = {"root_call": "the model is called", "optimizer": "the optimizer is made"}
+    known = [
+        f"{words} in {':'.join(map(str, plan.where[one]))}"
+        for one, words in places.items()
+        if one in plan.where
+    ]
+    where = f"# {'; '.join(known)}\n" if snippets and known else ""
+    head = where + "".join(
         f"# by hand:\n{textwrap.indent(snippet, '#     ', lambda _line: True)}\n" for snippet in snippets
     )
     return head + "".join(patched.diff(before, name) for name, (before, patched) in files.items())

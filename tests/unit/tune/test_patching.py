@@ -169,7 +169,9 @@ def test_the_patch_applies_with_git(tmp_path: Path, script: str) -> None:
         where={"root_call": ("train.py", CALL), "optimizer": ("train.py", OPTIMIZER)},
     )
     text = as_text(plan, tmp_path)
-    assert text.startswith("# by hand:\n#     model = model.to(memory_format=torch.channels_last)\n")
+    places = "# the model is called in train.py:16; the optimizer is made in train.py:12\n"
+    by_hand = "# by hand:\n#     model = model.to(memory_format=torch.channels_last)\n"
+    assert text.startswith(places + by_hand)
     subprocess.run(["git", "apply", "-"], input=text, text=True, cwd=tmp_path, check=True)
     after = (tmp_path / "train.py").read_text()
     assert "fused=True" in after
