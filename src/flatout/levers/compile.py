@@ -13,6 +13,8 @@ from flatout.levers.loss_function import loss_function
 
 # Elements of a loss's input: with fewer, what is launched costs more than what is read.
 _LARGE_LOSS = 1 << 22
+# Whoever traces anything in another thread at that moment makes torch refuse: not for good.
+_TRIES = 3
 # By mode: the same with kernels chosen by timing them.
 _AUTOTUNED = {"default": "max-autotune-no-cudagraphs", "reduce-overhead": "max-autotune"}
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -96,22 +98,23 @@ class Compile(Lever):
         torch = self.scene.torch
         if self._compiled_loss is None:
             self._compiled_loss = torch.compile(fresh(real))
-        compiled, broken = self._compiled_loss, False
+        compiled, failures = self._compiled_loss, 0
 
         def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
-            nonlocal broken
+            nonlocal failures
             # While the compiler makes a graph of the loss, it calls torch's function by its name: us, with
             # tensors that are none.
             is_real = type(input) is torch.Tensor
             is_large = is_real and input.requires_grad and input.numel() >= _LARGE_LOSS
-            if broken or not is_large or not torch.is_grad_enabled():
+            if failures >= _TRIES or not is_large or not torch.is_grad_enabled():
                 return real(input, *args, **kwargs)
             try:
                 return compiled(input, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - as written it may go well; else it is the script's error
-                broken = True
-                words = (str(error).strip().splitlines() or [""])[0][:300]
-                self.scene.note(self.id, f"the loss runs as written: {type(error).__name__}: {words}")
+                failures += 1
+                if failures == _TRIES:
+                    words = (str(error).strip().splitlines() or [""])[0][:300]
+                    self.scene.note(self.id, f"the loss runs as written: {type(error).__name__}: {words}")
                 return real(input, *args, **kwargs)
 
         return cross_entropy
