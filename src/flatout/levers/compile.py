@@ -102,8 +102,7 @@ class Compile(Lever):
 
         def cross_entropy(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - it is called so
             nonlocal failures
-            # While the compiler makes a graph of the loss, it calls torch's function by its name: us, with
-            # tensors that are none.
+            # Whoever only traces, with tensors that are none, gets torch's own function.
             is_real = type(input) is torch.Tensor
             is_large = is_real and input.requires_grad and input.numel() >= _LARGE_LOSS
             if failures >= _TRIES or not is_large or not torch.is_grad_enabled():

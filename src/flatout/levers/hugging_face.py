@@ -43,16 +43,18 @@ _RECOMPUTING = ("activation_checkpointing", "gradient_checkpointing")
 
 def recomputes(model: Any) -> bool:
     """Whether a model keeps the inputs of its blocks alone, by its own switch."""
-    return any(bool(getattr(model, f"is_{name}")) for name in _known_as(model, "is_{}"))
+    name = _known_as(model, "is_{}")
+    return bool(name and getattr(model, name))
 
 
 def recompute(model: Any, *, on: bool) -> None:
     """Turn that switch."""
-    word = "{}_enable" if on else "{}_disable"
-    for name in _known_as(model, word):
-        getattr(model, word.format(name))()
+    name = _known_as(model, "{}_enable" if on else "{}_disable")
+    if name:
+        getattr(model, name)()
 
 
-def _known_as(model: Any, word: str) -> tuple[str, ...]:
-    """The newest name of which the model has this word; nothing is asked of the others."""
-    return next(((name,) for name in _RECOMPUTING if hasattr(model, word.format(name))), ())
+def _known_as(model: Any, word: str) -> str:
+    """The newest of its names that the model has; the others are not asked for."""
+    names = (word.format(name) for name in _RECOMPUTING)
+    return next((name for name in names if hasattr(model, name)), "")
