@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -183,6 +184,13 @@ def _read(document: str) -> dict[str, Any]:
     return found
 
 
+def _keep(run: Path, name: str, out: str | None) -> None:
+    """The run folder, with its page: what a result file leaves out is asked for later."""
+    if out is not None:
+        with tarfile.open(Path(out) / f"run-{name}.tar.gz", "w:gz") as archive:
+            archive.add(run, arcname=run.name)
+
+
 def _what_was_run(folder: Path) -> dict[str, Any]:
     """Comparisons and trials, as far as a tuning came."""
     told = {
@@ -200,7 +208,7 @@ def _what_was_run(folder: Path) -> dict[str, Any]:
 
 
 def run_case(
-    name: str, scripts: Path, turns: int, seconds: float, limit_s: float, more: list[str]
+    name: str, scripts: Path, turns: int, seconds: float, limit_s: float, more: list[str], out: str | None
 ) -> Iterator[dict[str, Any]]:
     """Tune, then run and compare: what is known so far, whenever more is."""
     case = CASES[name]
@@ -225,11 +233,13 @@ def run_case(
         tuned = _read(stdout)
         if "guard" not in tuned:
             kept = max((folder / ".flatout" / "runs").glob("*"), key=lambda one: one.stat().st_mtime)
+            _keep(kept, name, out)
             yield {**result, "failed": (stderr or stdout)[-2000:], **_what_was_run(kept)}
             return
         result |= {key: tuned.get(key) for key in KEPT}
         result["guard"].pop("curves", None)
         kept = folder / ".flatout" / "runs" / tuned["run"]
+        _keep(kept, name, out)
         result |= _what_was_run(kept)
         spent = {stage: round(seconds) for stage, seconds in tuned["spent_seconds"].items()}
         print(f"{name}: {tuned['summary']}; {took_s:.0f} s: {spent}", flush=True)
@@ -278,7 +288,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1e6, help="seconds of tuning, then a Ctrl-C")
     parser.add_argument("--options", default="", help="more for `flatout tune`: '--budget 2m'")
     parser.add_argument("--kept", type=Path, help="no tuning: by hand alone, with what this result chose")
-    parser.add_argument("--out", help="a folder for the result files")
+    parser.add_argument("--out", help="a folder for the result files, and for the run folder of each tuning")
     chosen = parser.parse_args()
     for name in chosen.cases:
         out = str(Path(chosen.out) / f"tuning-{name}.json") if chosen.out else None
@@ -293,7 +303,8 @@ def main() -> None:
         with DeviceSampler() as sampler:
             more = shlex.split(chosen.options)
             scripts = chosen.scripts.resolve()
-            for result in run_case(name, scripts, chosen.turns, chosen.seconds, chosen.limit, more):
+            limits = (chosen.turns, chosen.seconds, chosen.limit)
+            for result in run_case(name, scripts, *limits, more, chosen.out):
                 write(f"tuning-{name}", {**result, "device": clocks(sampler.samples)}, out)
 
 

@@ -15,7 +15,7 @@ _BLOCK, _WARPS = 2048, 4
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _row(  # type: ignore[no-untyped-def]
+def cross_entropy_of_a_row(  # type: ignore[no-untyped-def]
     logits, targets, losses, logits_row, ignore_index,
     classes: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def losses_and_gradient(logits: Any, classes: int, targets: Any, ignore_index: i
     """
     # triton launches where the current device is.
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call, unused-ignore]
-        _row[(len(logits),)](
+        cross_entropy_of_a_row[(len(logits),)](
             logits, targets, losses, logits.stride(0), ignore_index,
             classes=classes, columns=logits.shape[1], block=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip

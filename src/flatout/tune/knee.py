@@ -90,7 +90,11 @@ def _next(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float
         wanted = min(largest, 2 * top.batch)  # two runs may have been disturbed: a third tells
     if wanted > top.batch * _NEAR:
         # Predictions reach so far and no further: what is eight times as large is another kernel's.
-        return _untried([_round(min(wanted, 8 * top.batch), largest)], trials)
+        further = _round(min(wanted, 8 * top.batch), largest)
+        # The last percents before the knee are not worth a run, which may compile for minutes.
+        if len(good) > _TWO and _gain(*line, top.batch, further) < 1 + KNEE:
+            return None
+        return _untried([further], trials)
     if failed and top.batch * 2 * _NEAR < min(failed) and _still_grows(good):
         return _untried([_round((top.batch + min(failed)) // 2, largest)], trials)
     return None
@@ -101,6 +105,12 @@ def _knee(fixed: float, each: float, largest: int) -> int:
     if each <= 0:
         return largest
     return math.ceil(fixed / each * (1 - KNEE) / KNEE) if fixed > 0 else 1
+
+
+def _gain(fixed: float, each: float, now: int, then: int) -> float:
+    """How many times as many samples a second another size should give."""
+    before, after = fixed / now + each, fixed / then + each
+    return before / after if after > 0 else math.inf
 
 
 def _largest(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float, most: int) -> int:

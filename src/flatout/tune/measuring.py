@@ -1,5 +1,6 @@
 """Runs of the job under some levers, each in a process of its own, and how fast it went."""
 
+import dataclasses
 from pathlib import Path
 
 from flatout.records.plan import Choice
@@ -11,6 +12,8 @@ from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 from flatout.tune.pace import Measured, measured_in
 from flatout.tune.request import TuneRequest
 
+_FEWEST_STEPS = 20
+
 
 class Measurer:
     """What every stage measures with."""
@@ -21,12 +24,17 @@ class Measurer:
         self._folder = folder
         # A baseline that takes half of the time allowed leaves little to try.
         most_s = min(12.0, max(3.0, request.budget_s / 10))
-        self.rule = StopRule(precision=0.01, fewest_steps=20, fewest_seconds=2.0, most_seconds=most_s)
+        self.rule = StopRule(
+            precision=0.01, fewest_steps=_FEWEST_STEPS, fewest_seconds=2.0, most_seconds=most_s
+        )
 
-    def measure(self, what: str, levers: tuple[Choice, ...], as_written: Pace) -> Measured:
+    def measure(
+        self, what: str, levers: tuple[Choice, ...], as_written: Pace, *, fewest_steps: int = _FEWEST_STEPS
+    ) -> Measured:
         """One run."""
         place = self._folder / f"{len(list(self._folder.iterdir())) + 1}-measure"
-        plan = self.request.trial(what, self.rule, levers)
+        rule = dataclasses.replace(self.rule, fewest_steps=fewest_steps)
+        plan = self.request.trial(what, rule, levers)
         return self.run(plan, place, self.tell, as_written)[1]
 
     def run(self, plan: TrialPlan, place: Path, tell: OnProgress, as_written: Pace) -> tuple[Trial, Measured]:

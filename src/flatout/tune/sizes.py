@@ -12,6 +12,8 @@ from flatout.tune.measuring import Measurer
 
 # A run of another size than asked for shows that the option is not the one.
 _ABOUT = 0.01
+# Steps of a large batch are long, and alike: a few of them tell.
+_FEWEST_STEPS = 10
 
 
 class Sizes:
@@ -79,7 +81,7 @@ class Sizes:
     def _try(self, size: int) -> tuple[BatchTrial, float | None]:
         """A run, and how many samples reached the model in each of its calls."""
         levers = (*self._levers, self.choice(size))
-        found = self._measurer.measure(f"batch {size}", levers, self._now)
+        found = self._measurer.measure(f"batch {size}", levers, self._now, fewest_steps=_FEWEST_STEPS)
         reached = _reached(found.profile)
         if found.profile is not None and found.profile.samples_per_step is not None:
             self.samples[size] = found.profile.samples_per_step

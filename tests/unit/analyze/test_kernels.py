@@ -26,6 +26,11 @@ KERNELS = [
         None,
     ),
     ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction", None),
+    # Parts of cuDNN's backward pass of attention: neither a convolution nor nobody's.
+    ("void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void*)", "attention", None),
+    ("void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*)", "attention", None),
+    # Of ours (levers/loss_kernel.py).
+    ("cross_entropy_of_a_row", "memory_bound", None),
     # Inductor names them after what they stand beside.
     ("triton_poi_fused_convolution_relu_1", "memory_bound", None),
     ("triton_poi_fused__scaled_dot_product_flash_attention_view_4", "memory_bound", None),

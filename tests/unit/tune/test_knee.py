@@ -54,6 +54,16 @@ def test_the_knee_is_found_and_was_executed() -> None:
     assert len(job.ran) <= 6
 
 
+def test_no_run_is_spent_on_the_last_percents_before_the_knee() -> None:
+    job = Job(fixed=4.0, each=1.8, each_gib=0.01)
+    best = job.found()
+    # 32 and what two sizes promise: a larger one would be 2 % faster.
+    assert len(job.ran) <= 4
+    assert max(job.ran) < 160
+    assert best.samples_per_s is not None
+    assert best.samples_per_s > (1 - 2 * KNEE) * 1000 / 1.8
+
+
 def test_headroom_is_kept() -> None:
     best = Job(fixed=1000.0, each=1.0).found(headroom=0.25)
     assert best.peak_bytes is not None

@@ -45,7 +45,7 @@ class Job:
         peak = self.bytes_each * size + (self.graphs if compiled else 0)
         return Pace(step_ms=step_ms, samples_per_s=1000 * size / step_ms, peak_bytes=peak)
 
-    def measure(self, _what: str, levers: tuple[Choice, ...], _now: Pace) -> Measured:
+    def measure(self, _what: str, levers: tuple[Choice, ...], _now: Pace, **_: int) -> Measured:
         choice = next((one for one in levers if one.id == "batch-size"), None)
         asked = choice.settings.get("-b", WAS) if choice is not None else WAS
         size, compiled = asked if self.obeys else WAS, COMPILE in levers

@@ -26,14 +26,14 @@ _INDUCTORS: dict[str, Kind] = {
 _WORDS: dict[Kind, str] = {
     "communication": "nccl rccl AllReduce AllGather ReduceScatter nvshmem",
     "copy": "^Memcpy ^Memset",
-    "attention": "flash fmha _mha sdpa attention paged_attn",
+    "attention": "flash fmha _mha sdpa attention paged_attn fusion::compute_dot_do_o fusion::convert_dq",
     "optimizer": "multi_tensor_apply [Ff]used_?[Aa]dam adamw? sgd_kernel lamb_",
     "convolution": "conv wgrad dgrad winograd implicit_gemm fprop im2col cudnn.*(nchw|nhwc)",
     "matmul": "gemm gemv nvjet cublas cutlass splitK triton_(tem|mm) _matmul _mm_ dot_kernel Cijk_",
     "reduction": "reduce_kernel reduce_1Block arg(max|min) cumsum scan_ topk [Ss]ort DeviceReduce",
     "memory_bound": "elementwise vectorized [Ss]oft[Mm]ax [Nn]orm index gather scatter"
     " CatArray dropout embedding nll_loss fill copy transpose distribution masked where [gr]elu silu pool"
-    " upsample random bn_(fw|bw)_",
+    " upsample random bn_(fw|bw)_ cross_entropy",
 }  # fmt: skip
 _PATTERNS = {kind: re.compile("|".join(words.split())) for kind, words in _WORDS.items()}
 # Products on tensor cores name their precision or their instruction; some libraries have no others.
