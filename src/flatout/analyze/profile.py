@@ -105,6 +105,10 @@ def build_profile(
         parameters=(about.get("holds") or {}).get("parameters"),
         optimizers=tuple(about.get("optimizers") or ()),
         roots=tuple(about.get("roots") or ()),
+        largest_batch=max(
+            (one["samples"] / max(1, one["backwards"]) for one in window.watched if one["samples"]),
+            default=None,
+        ),
     )
 
 

@@ -250,6 +250,8 @@ class Profile:
     memory_timeline: tuple[MemoryPoint, ...] = ()
     findings: tuple[Finding, ...] = ()
     report: str | None = None
+    # Samples of the largest batch that a call of the model had: an epoch's last one is often smaller.
+    largest_batch: float | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from flatout.tune.knee import FITS, doubling_trials, find_knee
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import pace_of
 from flatout.tune.request import TuneRequest
-from flatout.tune.sizes import Sizes
+from flatout.tune.sizes import Sizes, batch_of
 
 
 def batch_job(
@@ -31,7 +31,7 @@ def batch_job(
     on_progress("as written: running it", 0, 0)
     job = dataclasses.replace(request.job, seconds=measurer.rule.most_seconds, measure_limits=False)
     baseline = profile_job(job, run, folder, on_progress)
-    was = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))
+    was = batch_of(baseline)
     if baseline.step_ms is None or not was:
         raise JobFailed(
             f"the job made {baseline.updates} updates, and how many samples reach the model was not seen",

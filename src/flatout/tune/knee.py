@@ -20,7 +20,7 @@ _MOST_TRIALS = 7
 _NEAR = 1.25
 _LARGEST_FACTOR = 256
 _TWO = 2
-FITS, TOO_LARGE = "fits", "too large"
+FITS, TOO_LARGE, TOO_FEW = "fits", "too large", "too few samples"
 
 Run = Callable[[int], BatchTrial]
 

@@ -13,12 +13,12 @@ from flatout.records.tuning import LeverTrial, Pace, Verdict
 from flatout.records.words import memory_size
 from flatout.tune.batching import BATCH_SIZE, consequence, sources
 from flatout.tune.conclusions import WORTH
-from flatout.tune.knee import FITS, TOO_LARGE, Found, find_knee
+from flatout.tune.knee import FITS, TOO_FEW, TOO_LARGE, Found, find_knee
 from flatout.tune.limits import OUT_OF_TIME
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import gain
 from flatout.tune.request import TuneRequest
-from flatout.tune.sizes import Sizes
+from flatout.tune.sizes import Sizes, batch_of
 
 # Of the device's memory, for what a larger batch needs once in a while.
 _HEADROOM = 0.1
@@ -53,7 +53,7 @@ def larger_batch(
     refusal = _refusal(measurer.request, baseline) or left_out
     if refusal:
         return LargerBatch(trials=[_skipped(refusal)])
-    size = round((baseline.samples_per_step or 0) / max(1.0, baseline.micro_batches))
+    size = batch_of(baseline)
     room = measurer.request.max_memory_bytes or baseline.memory.device_total_bytes
     sizes = Sizes(measurer, chosen, now, size)
     first = sizes.trial(size, now)
@@ -85,6 +85,8 @@ def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> L
     """What became of a size."""
     if one.outcome == TOO_LARGE:
         return _trial(choice, "failed", f"{memory_size(one.peak_bytes or 0)}: more than --max-memory")
+    if one.outcome == TOO_FEW:
+        return _trial(choice, "failed", "no batch of this data set has so many samples")
     if one.outcome != FITS:
         return _trial(choice, "failed", f"the run ended as {one.outcome!r}")
     by = one.samples_per_s / first.samples_per_s if one.samples_per_s and first.samples_per_s else None
@@ -125,7 +127,7 @@ def _refusal(request: TuneRequest, baseline: Profile) -> str:
         return "left out by --skip"
     if request.goal != "throughput":
         return f"it serves throughput, not {request.goal}"
-    if not baseline.samples_per_step or not baseline.samples_per_s:
+    if not batch_of(baseline) or not baseline.samples_per_s:
         return "how many samples reach the model is not known"
     return ""
 

@@ -7,7 +7,7 @@ from flatout.records.plan import Choice
 from flatout.records.profile import Profile
 from flatout.records.tuning import Pace
 from flatout.tune.batching import Source
-from flatout.tune.knee import FITS, TOO_LARGE
+from flatout.tune.knee import FITS, TOO_FEW, TOO_LARGE
 from flatout.tune.measuring import Measurer
 
 # A run of another size than asked for shows that the option is not the one.
@@ -38,7 +38,7 @@ class Sizes:
         for source in sources:
             self._source = source
             trial, reached = self._try(size)
-            is_it = reached is None or abs(reached / size - 1) <= _ABOUT
+            is_it = reached is None or abs(reached / size - 1) <= _ABOUT or self._was < reached < size
             if is_it and (trial.samples_per_s is not None or trial.outcome != FITS):
                 self._known[size] = trial
                 return True
@@ -87,10 +87,17 @@ class Sizes:
             self.samples[size] = found.profile.samples_per_step
         if found.pace is not None:
             self.paces[size] = found.pace
+        if reached is not None and reached < size * (1 - _ABOUT):
+            return BatchTrial(
+                batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome=TOO_FEW
+            ), reached
         return self.trial(size, found.pace, found.outcome), reached
 
 
+def batch_of(profile: Profile) -> int:
+    """The batch as a script has it; 0 where that was not seen."""
+    return round(profile.largest_batch or 0)
+
+
 def _reached(profile: Profile | None) -> float | None:
-    if profile is None or profile.samples_per_step is None:
-        return None
-    return profile.samples_per_step / max(1.0, profile.micro_batches)
+    return profile.largest_batch if profile is not None else None

@@ -31,6 +31,8 @@ class Job:
     obeys: bool = True
     graphs: int = 0
     most: int | None = None
+    # How many the data set has.
+    samples: int = 1 << 30
     ran: list[tuple[int, bool]] = dataclasses.field(default_factory=list)
 
     @property
@@ -48,12 +50,16 @@ class Job:
     def measure(self, _what: str, levers: tuple[Choice, ...], _now: Pace, **_: int) -> Measured:
         choice = next((one for one in levers if one.id == "batch-size"), None)
         asked = choice.settings.get("-b", WAS) if choice is not None else WAS
-        size, compiled = asked if self.obeys else WAS, COMPILE in levers
+        size, compiled = min(asked, self.samples) if self.obeys else WAS, COMPILE in levers
         self.ran.append((size, compiled))
         pace = self.pace(size, compiled=compiled)
         if (pace.peak_bytes or 0) > self.room:
             return Measured(None, None, "failed")
-        return Measured(pace, profile(samples_per_step=float(size), micro_batches=1.0), "stopped")
+        return Measured(
+            pace,
+            profile(samples_per_step=float(size), micro_batches=1.0, largest_batch=float(size)),
+            "stopped",
+        )
 
     def is_too_large(self, pace: Pace) -> bool:
         return self.most is not None and (pace.peak_bytes or 0) > self.most
@@ -64,7 +70,9 @@ class Job:
         memory = MemoryUse(
             device_total_bytes=self.room, parameter_bytes=held, gradient_bytes=0, optimizer_bytes=0
         )
-        baseline = profile(samples_per_step=float(WAS), micro_batches=1.0, memory=memory)
+        baseline = profile(
+            samples_per_step=float(WAS), micro_batches=1.0, largest_batch=float(WAS), memory=memory
+        )
         now = self.pace(WAS, compiled=COMPILE in chosen)
         measurer: Any = self
         return larger_batch(measurer, baseline, chosen, now, deadline=deadline, left_out=left_out)
@@ -93,6 +101,16 @@ def test_where_samples_are_all_that_takes_time_the_size_stays() -> None:
     assert found.choice is None
     assert {trial.verdict for trial in found.trials} == {"rejected"}
     assert "does not grow" in found.trials[0].reason
+
+
+def test_a_size_that_no_batch_of_the_data_set_has_was_not_executed() -> None:
+    job = Job(fixed=400.0, room=1 << 40, samples=20)
+    found = job.larger(BF16)
+    assert size_of(found) is not None
+    assert WAS < (size_of(found) or 0) <= 20
+    missed = [trial for trial in found.trials if trial.verdict == "failed"]
+    assert missed
+    assert all("no batch of this data set" in trial.reason for trial in missed)
 
 
 def test_no_size_is_chosen_that_leaves_no_room() -> None:
