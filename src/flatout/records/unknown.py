@@ -5,6 +5,7 @@ Records that hold readings carry a field `unknown: dict[field name, reason]` and
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
@@ -25,13 +26,19 @@ def fill_reasons(
 
     A record that replaces another may know what that one did not: the reason goes.
     """
-    empty = {field.name: getattr(record, field.name) is None for field in dataclasses.fields(record)}
+    empty = {name: getattr(record, name) is None for name in _field_names(type(record))}
     kept = {name: why for name, why in record.unknown.items() if empty.get(name, True)}
     missing = {
         name: reasons.get(name, default) for name, is_empty in empty.items() if is_empty and name not in kept
     }
     if missing or len(kept) < len(record.unknown):
         object.__setattr__(record, "unknown", {**kept, **missing})
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Asked of every sample that is taken; dataclasses go through all their fields each time."""
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def is_sentinel(value: object) -> bool:

@@ -122,6 +122,13 @@ def _draw_lines(fit: Fit, console: Console) -> None:
     console.print()
 
 
+# Why something fits that needs more than there is.
+BARELY = (
+    "barely: part of what is needed is kept for later, and torch gives it back when it runs out, "
+    "which takes time"
+)
+
+
 def _draw_options(options: Sequence[FitOption], console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("GPU", "memory", "needed", "", "an hour"):
@@ -130,6 +137,8 @@ def _draw_options(options: Sequence[FitOption], console: Console) -> None:
         cells = (option.gpu, memory_size(option.memory_bytes), memory_size(option.peak_bytes))
         table.add_row(*map(line, cells), _verdict_line(option), line(option_price(option)))
     console.print(table)
+    if any(option.fits and option.is_tight for option in options):
+        console.print(line(BARELY, "dim"))
 
 
 def _draw_strategies(fit: Fit, console: Console) -> None:

@@ -5,7 +5,7 @@ import shlex
 
 from flatout.records.fit import Fit, FitOption
 from flatout.records.words import memory_size, percent
-from flatout.report.fit import option_price, option_verdict
+from flatout.report.fit import BARELY, option_price, option_verdict
 from flatout.report.flame import flame, short_call
 from flatout.report.memory_timeline import memory_timeline
 from flatout.report.page import cut, environment
@@ -39,6 +39,7 @@ def fit_page(fit: Fit) -> str:
             headline=headline(fit),
             command=command,
             rows=gpu_rows(fit.options),
+            barely=BARELY if any(one.fits and one.is_tight for one in fit.options) else "",
             ways=_ways(fit),
             timeline=memory_timeline(fit.timeline, fit.update_events),
             parts=parts_picture(fit),

@@ -3,6 +3,9 @@
 GPM counts between two samples, so the first reading of a device has nothing to compare with.
 """
 
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 _METRICS: dict[str, int] = {
@@ -17,10 +20,13 @@ FIELDS = tuple(_METRICS)
 class GpmReader:
     """Keeps the last GPM sample of one device and turns the next one into shares."""
 
-    def __init__(self, library: Any, handle: Any) -> None:
+    def __init__(self, library: Any, handle: Any, now_s: Callable[[], float] = time.monotonic) -> None:
         self._library = library
         self._handle = handle
+        self._now_s = now_s
         self._previous: Any = None
+        self._shares: dict[str, float] = {}
+        self._compared_at_s = -math.inf
         support = library.nvmlGpmQueryDeviceSupport(handle)
         self.supported = bool(support.isSupportedDevice)
 
@@ -29,8 +35,10 @@ class GpmReader:
         """Whether there is a sample to compare the next one with."""
         return self._previous is not None
 
-    def read(self) -> dict[str, float]:
-        """Shares since the previous call, or nothing at the first one."""
+    def read(self, *, at_most_every_s: float = 0.0) -> dict[str, float]:
+        """Shares since the call before, or nothing at the first one; those of before where it is too soon."""
+        if self._shares and self._now_s() - self._compared_at_s < at_most_every_s:
+            return self._shares
         sample = self._library.nvmlGpmSampleAlloc()
         try:
             self._library.nvmlGpmSampleGet(self._handle, sample)
@@ -39,7 +47,7 @@ class GpmReader:
             self._library.nvmlGpmSampleFree(sample)
             raise
         self._drop()
-        self._previous = sample
+        self._previous, self._shares, self._compared_at_s = sample, shares, self._now_s()
         return shares
 
     def close(self) -> None:
@@ -49,7 +57,7 @@ class GpmReader:
     def _drop(self) -> None:
         if self._previous is not None:
             self._library.nvmlGpmSampleFree(self._previous)
-            self._previous = None
+            self._previous, self._shares = None, {}
 
     def _compare(self, first: Any, second: Any) -> dict[str, float]:
         request = self._library.c_nvmlGpmMetricsGet_t()

@@ -36,6 +36,10 @@ SELDOM = (
     *("memory_rows_remapped", "memory_repair_pending", "memory_repair_failed"),
 )
 
+NO_XID = "no Xid since watching began"
+# GPM's counters cost as much as everything else in a brief sample, and are means anyway.
+_GPM_EVERY_S = 0.5
+
 # What a MIG instance has for itself; everything else is its parent's.
 _MIG_FIELDS = frozenset({"memory_used_bytes", "memory_free_bytes", "processes"})
 
@@ -48,21 +52,26 @@ def read_sample(
     taken_at_unix_s: float,
     *,
     earlier: DeviceSample | None = None,
+    xids: tuple[int, int | None] | None = None,
 ) -> DeviceSample:
     """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer.
 
-    With an `earlier` sample, the fields of SELDOM are that one's: they change slowly, or are dear.
+    With an `earlier` sample, the fields of SELDOM are that one's: they change slowly, or are dear. `xids` are
+    how many were counted, and the last.
     """
     fields = nvml_readings(library)
     _read_memory(library, handle, device, fields)  # also the heartbeat: a lost GPU raises here
     if not device.parent_uuid:
-        _read_activity(library, handle, device, gpm, fields)
+        brief = earlier is not None
+        _read_activity(library, handle, device, gpm, fields, gpm_every_s=_GPM_EVERY_S if brief else 0.0)
         _read_clocks(library, handle, fields)
         _read_power_and_heat(library, handle, fields)
     if earlier is not None:
         _carry_over(earlier, fields)
     else:
         _read_seldom(library, handle, device, fields, taken_at_unix_s)
+    if xids is not None:
+        _give_xids(*xids, fields)
     if device.parent_uuid:
         return _mig_sample(device, fields, taken_at_unix_s)
     return DeviceSample(
@@ -72,6 +81,14 @@ def read_sample(
         unknown=fields.unknown,
         **fields.values,
     )
+
+
+def _give_xids(count: int, last: int | None, fields: Readings) -> None:
+    fields.give("xid_count", count)
+    if last is None:
+        fields.absent("xid_last", NO_XID)
+    else:
+        fields.give("xid_last", last)
 
 
 def _read_seldom(library: Any, handle: Any, device: Device, fields: Readings, taken_at_unix_s: float) -> None:
@@ -155,7 +172,13 @@ def _read_memory(library: Any, handle: Any, device: Device, fields: Readings) ->
 
 
 def _read_activity(
-    library: Any, handle: Any, device: Device, gpm: GpmReader | None, fields: Readings
+    library: Any,
+    handle: Any,
+    device: Device,
+    gpm: GpmReader | None,
+    fields: Readings,
+    *,
+    gpm_every_s: float,
 ) -> None:
     if device.mig_enabled:
         for field in ("kernel_running_share", "memory_bus_active_share", *GPM_FIELDS):
@@ -165,21 +188,21 @@ def _read_activity(
     fields.read("kernel_running_share", lambda: float(rates().gpu), scale=0.01, valid=_is_share)
     fields.read("memory_bus_active_share", lambda: float(rates().memory), scale=0.01, valid=_is_share)
     fields.give("activity_source", "nvml utilization")
-    _read_gpm(library, gpm, fields)
+    _read_gpm(library, gpm, fields, gpm_every_s)
 
 
 def _is_share(share: float) -> bool:
     return 0 <= share <= 1
 
 
-def _read_gpm(library: Any, gpm: GpmReader | None, fields: Readings) -> None:
+def _read_gpm(library: Any, gpm: GpmReader | None, fields: Readings, every_s: float) -> None:
     if gpm is None or not gpm.supported:
         for field in GPM_FIELDS:
             fields.absent(field, "needs NVML's GPM counters: Hopper or newer, with permission")
         return
     first = not gpm.ready
     try:
-        shares = gpm.read()
+        shares = gpm.read(at_most_every_s=every_s)
     except library.NVMLError as error:
         for field in GPM_FIELDS:
             fields.absent(field, f"NVML's GPM counters answered: {error}")

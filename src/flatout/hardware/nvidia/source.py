@@ -10,7 +10,7 @@ from flatout.hardware.deadline import DeadlinePassed, Pending, Worker
 from flatout.hardware.nvidia.gpm import GpmReader
 from flatout.hardware.nvidia.identity import lost_device, mig_handles, read_device, read_mig_instance
 from flatout.hardware.nvidia.reading import describe_error
-from flatout.hardware.nvidia.sampling import read_sample
+from flatout.hardware.nvidia.sampling import NO_XID, read_sample
 from flatout.hardware.nvidia.session import (
     GPU_IS_LOST,
     NOT_FOUND,
@@ -188,7 +188,6 @@ class NvidiaSource:
             sample = self._worker(_key(device)).wait(pending, deadline - time.monotonic())
         except (self._session.error, DeadlinePassed) as error:
             return error
-        sample = self._with_xids(device, sample)
         self._last[_key(device)] = sample
         self._thorough.setdefault(_key(device), sample)
         return sample
@@ -200,7 +199,13 @@ class NvidiaSource:
         if key not in self._gpm:
             self._gpm[key] = self._gpm_reader(library, handle, device)
         return read_sample(
-            library, handle, device, self._gpm[key], self._now_unix_s(), earlier=self._thorough.get(key)
+            library,
+            handle,
+            device,
+            self._gpm[key],
+            self._now_unix_s(),
+            earlier=self._thorough.get(key),
+            xids=self._xids.count(device.uuid or "") if self._xids else None,
         )
 
     def _handle(self, device: Device) -> Any:
@@ -239,13 +244,14 @@ class NvidiaSource:
             return  # counts stay as they are; a device that was never watched stays unknown
 
     def _with_xids(self, device: Device, sample: DeviceSample) -> DeviceSample:
+        """Of a GPU that cannot be read any more: its Xids still count."""
         counted = self._xids.count(device.uuid or "") if self._xids else None
         if counted is None:
             return sample
         total, last = counted
         unknown = {name: why for name, why in sample.unknown.items() if name not in ("xid_count", "xid_last")}
         if last is None:
-            unknown["xid_last"] = "no Xid since watching began"
+            unknown["xid_last"] = NO_XID
         return dataclasses.replace(sample, xid_count=total, xid_last=last, unknown=unknown)
 
     def _failed(self, device: Device, error: Exception) -> DeviceSample:

@@ -84,6 +84,19 @@ def test_tensor_activity_needs_two_samples_and_is_a_share(fake: FakeNvml) -> Non
     assert "gpm" in second.activity_source
 
 
+def test_brief_samples_compare_gpm_no_more_often_than_it_tells_something_new(fake: FakeNvml) -> None:
+    source = NvidiaSource(fake)
+    devices = source.discover().devices
+    for _ in range(2):
+        source.sample(devices)
+    compared = fake.calls["nvmlGpmMetricsGet"]
+    [brief] = source.sample(devices, thoroughly=False)
+    assert brief.tensor_active_share == pytest.approx(0.897, abs=0.001)
+    assert fake.calls["nvmlGpmMetricsGet"] == compared
+    source.sample(devices)
+    assert fake.calls["nvmlGpmMetricsGet"] == compared + 1
+
+
 def test_gpm_samples_are_freed(fake: FakeNvml) -> None:
     source = NvidiaSource(fake)
     devices = source.discover().devices
