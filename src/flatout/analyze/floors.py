@@ -21,8 +21,12 @@ def floors(
     bytes_per_s: float | None,
     *,
     tf32: bool,
+    of_counted: float = 1.0,
 ) -> Floors:
-    """From the operators of a counted step, what the job holds, and the device's limits."""
+    """From the operators of a counted step, what the job holds, and the device's limits.
+
+    `of_counted` is how large a mean step is beside that one.
+    """
     moves = counted.get("moves") or ()
     if not moves:
         return _unknown("the operators of a step were not seen")
@@ -33,7 +37,7 @@ def floors(
         peak = peaks.get(_peak_name(dtype, tf32=tf32))
         if flops and not peak:
             return _unknown(f"the peak of {dtype or 'its numbers'} is not known: flatout limits")
-        needs_s = calls * max(flops / peak if flops and peak else 0.0, moved / bytes_per_s)
+        needs_s = of_counted * calls * max(flops / peak if flops and peak else 0.0, moved / bytes_per_s)
         whole += needs_s
         if flops:
             products_s += needs_s

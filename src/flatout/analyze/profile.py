@@ -52,11 +52,12 @@ def build_profile(
     on_gpu = str(about.get("device", "cpu")).startswith("cuda")
     wall_s = sum(_training_ns(one) for one in window.chosen) / 1e9
     evaluated = [one for one in window.steps if one["evaluations"]]
-    flops, reason = _flops(ranks)
+    samples = _mean([one["samples"] for one in window.watched])
+    flops, reason = _flops(ranks, samples)
     held = about.get("holders")
     if counted_in is not None:
         counted = read_ranks(counted_in)
-        flops, reason = _flops(counted) if flops is None else (flops, reason)
+        flops, reason = _flops(counted, samples) if flops is None else (flops, reason)
         held = held or next((rank.about.get("holders") for rank in counted), None)
     return Profile(
         run=run,
@@ -69,7 +70,7 @@ def build_profile(
         step_ms=step,
         device=about.get("device"),
         device_name=about.get("device_name"),
-        samples_per_step=_mean([one["samples"] for one in window.watched]),
+        samples_per_step=samples,
         samples_per_s=_rate(window, step, "samples", wall_s, len(ranks)),
         tokens_per_s=_rate(window, step, "tokens", wall_s, len(ranks)),
         micro_batches=_mean([one["backwards"] for one in window.watched]) or 0.0,
@@ -131,8 +132,11 @@ def _rate(window: Window, step: StepTimes | None, field: str, wall_s: float, ran
     return count / seconds * ranks if seconds > 0 else None
 
 
-def _flops(ranks: Sequence[RankSteps]) -> tuple[dict[str, Any] | None, str]:
-    """Operations of one step of all ranks, or why they are not known."""
+def _flops(ranks: Sequence[RankSteps], samples: float | None) -> tuple[dict[str, Any] | None, str]:
+    """Operations of one step of all ranks, or why they are not known.
+
+    Of a mean step: the one that was counted may have had another batch, such as an epoch's last.
+    """
     counted = [rank.about["flops"] for rank in ranks if rank.about.get("flops")]
     if not counted or len(counted) < len(ranks):
         given = next((r.about["flops_reason"] for r in ranks if r.about.get("flops_reason")), "")
@@ -142,6 +146,10 @@ def _flops(ranks: Sequence[RankSteps]) -> tuple[dict[str, Any] | None, str]:
     for other in counted[1:]:
         whole["flops"] += other["flops"]
         whole["recomputed_flops"] += other["recomputed_flops"]
+    of_counted = next((one["samples"] for one in ranks[0].steps if one["update"] == whole.get("update")), 0)
+    if samples and of_counted and samples != of_counted:
+        for name in ("flops", "recomputed_flops"):
+            whole[name] = round(whole[name] * samples / of_counted)
     return whole, ""
 
 

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 
 _NAMES_AT_MOST = 8
+# Of a step; more are micro-batches, as a rule.
+_LOSSES_AT_MOST = 3
 _CROWDED = 0.9
 
 
@@ -61,14 +64,35 @@ def _runs(trial: Trial) -> CheckResult:
 def _inputs(seen: Inspected) -> CheckResult:
     if not seen.calls:
         return CheckResult(id="model.inputs", status="unknown", evidence="no call of a module was seen")
-    first = seen.calls[0]
-    text = f"{first['module']}: {shape_words(first['inputs'])} -> {shape_words(first['output'])}"
-    if first["autocast"]:
-        text += f", autocast {first['autocast']}"
-    different = {shape_words(call["inputs"]) for call in seen.calls if call["module"] == first["module"]}
-    if len(different) > 1:
-        text += f"; {len(different)} different input shapes in {len(seen.calls)} calls"
-    return CheckResult(id="model.inputs", status="ok", evidence=text)
+    # The roots that train; of losses, which are modules too, what they get is what a model made.
+    roots = Counter(seen.rank.about.get("roots") or ())
+    kinds = [kind for kind in dict.fromkeys(call["module"] for call in seen.calls) if kind in roots]
+    told = [
+        words for kind in kinds or [seen.calls[0]["module"]] for words in _calls_of(kind, roots[kind], seen)
+    ]
+    if len(told) > _NAMES_AT_MOST:
+        told[_NAMES_AT_MOST:] = [f"and {len(told) - _NAMES_AT_MOST} more"]
+    return CheckResult(id="model.inputs", status="ok", evidence="; ".join(told))
+
+
+def _calls_of(kind: str, models: int, seen: Inspected) -> list[str]:
+    """What models of one class get and give; calls do not say which of several of a class was called."""
+    calls = [call for call in seen.calls if call["module"] == kind]
+    by_shapes: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        by_shapes.setdefault(shape_words(call["inputs"]), call)
+    firsts = list(by_shapes.values())
+    # Of as many shapes as there are models, each is told; of more, the first.
+    told = [_call_words(call) for call in (firsts if len(firsts) <= models else firsts[:1])]
+    if len(firsts) > max(1, models):
+        of = f" of {models} models" if models > 1 else ""
+        told.append(f"{len(firsts)} different input shapes in {len(calls)} calls{of}")
+    return told
+
+
+def _call_words(call: dict[str, Any]) -> str:
+    text = f"{call['module']}: {shape_words(call['inputs'])} -> {shape_words(call['output'])}"
+    return text + (f", autocast {call['autocast']}" if call["autocast"] else "")
 
 
 def _device(seen: Inspected, gpus: int) -> CheckResult:
@@ -106,7 +130,7 @@ def _loss(seen: Inspected) -> CheckResult:
     known = [loss for loss in losses if loss is not None]
     if not known:
         return CheckResult(id="loss.finite", status="unknown", evidence="the losses could not be read")
-    text = f"{known[0]:.4g} -> {known[-1]:.4g} in {len(known)} backward passes, all finite"
+    text = f"{_course(seen)} in {len(known)} backward passes, all finite"
     if len(known) > 2 and len(set(known)) == 1:
         return CheckResult(
             id="loss.finite",
@@ -115,6 +139,23 @@ def _loss(seen: Inspected) -> CheckResult:
             fix="is the batch always the same, the learning rate zero, or the loss detached from the model?",
         )
     return CheckResult(id="loss.finite", status="ok", evidence=text)
+
+
+def _course(seen: Inspected) -> str:
+    """From the first to the last; where a step has several losses, of each by its place in the step.
+
+    Places are counted from the end: the first step may begin in the middle of a round.
+    """
+    steps = [[loss for loss in step["losses"] if loss is not None] for step in seen.rank.steps]
+    a_step = max(map(len, steps))
+    told = []
+    for place in range(a_step if a_step <= _LOSSES_AT_MOST else 1, 0, -1):
+        losses = [losses[-place] for losses in steps if len(losses) >= place]
+        told.append(f"{losses[0]:.4g} -> {losses[-1]:.4g}" if len(losses) > 1 else f"{losses[0]:.4g}")
+    text = ", ".join(told)
+    if a_step == 1:
+        return text
+    return f"{text} ({'the last of ' if a_step > _LOSSES_AT_MOST else ''}{a_step} losses a step)"
 
 
 def _gradients(seen: Inspected) -> list[CheckResult]:

@@ -125,10 +125,23 @@ class Replay:
         return [left[update] for update in sorted(left)]
 
     def unfinished(self) -> tuple[int, int]:
-        """Training calls and evaluation calls since the last update."""
+        """Training calls of models, and evaluation calls, since the last update."""
         calls = [event for event in self._open if event[0] == "forward"]
-        trained = sum(bool(event[4]) for event in calls)
+        models = self._called_first()
+        trained = sum(bool(event[4]) and event[3] in models for event in calls)
         return trained, sum(_calls(event) for event in calls if not event[4])
+
+    def _called_first(self) -> set[int]:
+        """What begins a pass is a model; a loss is a module too, but comes after one."""
+        found: set[int] = set()
+        begins = True
+        for event in self._open:
+            if event[0] == "backward":
+                begins = True
+            elif begins and event[0] == "forward" and event[4]:
+                found.add(event[3])
+                begins = False
+        return found
 
     def is_evaluating(self) -> bool:
         """Whether the last call of a model kept no gradients, and no update has come since."""

@@ -87,7 +87,7 @@ def last_of_each(ranks: Sequence[RankSteps]) -> list[RankSteps]:
 
 
 def calls_without_update(folder: Path) -> tuple[int, int, int]:
-    """Processes that loaded torch and never made an update, and their training and evaluation calls."""
+    """Processes that loaded torch and made no update, and their models' training and evaluation calls."""
     processes = training = evaluation = 0
     for place in sorted((folder / RANKS_FOLDER).glob("*-*")):
         reader = StepsReader(place / EVENTS_FILE)

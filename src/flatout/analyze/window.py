@@ -28,7 +28,8 @@ class Window:
     def watched(self) -> tuple[dict[str, Any], ...]:
         """The steady steps whose parts were looked at: all of the first ones, some of the later ones."""
         watched = tuple(step for step in self.chosen if step["watched"])
-        if len(watched) > 1 and any(watched[0][name] and not watched[-1][name] for name in _IN_EACH_STEP):
+        fewest = {name: min((one[name] for one in watched[:-1]), default=0) for name in _IN_EACH_STEP}
+        if any(watched[-1][name] < fewest[name] for name in _IN_EACH_STEP if watched):
             # When a trial is asked to end, watching begins in the midst of a step.
             watched = watched[:-1]
         return watched or self.chosen

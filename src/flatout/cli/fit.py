@@ -60,7 +60,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 )
 @click.option(
     "--link",
-    type=Size(),
+    type=Size(of_memory=True),
     metavar="SIZE",
     help="With --gpus: what two GPUs send each other in a second, one way, such as 300GB. Default: as "
     "`flatout limits` measured it, where this machine has such GPUs; else rated.",
@@ -72,7 +72,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> lis
 )
 @click.option(
     "--max-memory",
-    type=Size(),
+    type=Size(of_memory=True),
     metavar="SIZE",
     help="Must it fit into this, such as 24GiB? Says how it could.",
 )

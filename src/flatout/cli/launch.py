@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="NAME", help="Which: a name of `flatout gpus`, or its beginning: h100-80gb.")
 @click.option("--gpu-name", default="", metavar="NAME", help="What they are called there, if otherwise.")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores on each machine.")
-@click.option("--memory", type=Size(), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
+@click.option("--memory", type=Size(of_memory=True), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
 @click.option(
     "--plan", "plan_path", metavar="FILE", help=f"The plan to run under.  [default: {DEFAULT_PLAN}]"
 )
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 @click.option("--claim", default="", help="kubernetes: a volume claim that exists, for what is kept.")
 @click.option(
     "--storage",
-    type=Size(),
+    type=Size(of_memory=True),
     default="100GiB",
     metavar="SIZE",
     help="kubernetes: else one so large.  [default: 100GiB]",

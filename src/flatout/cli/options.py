@@ -111,9 +111,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes."""
+    """`40GiB`, `512MiB`, `80GB` or a number of bytes, as bytes.
+
+    `of_memory`: who types 40 means no bytes, and is asked for the unit.
+    """
 
     name = "size"
+
+    def __init__(self, *, of_memory: bool = False) -> None:
+        self._fewest = 1 << 20 if of_memory else 1
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Bytes."""
@@ -128,6 +134,8 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no size: 40GiB, 512MiB and 80GB are", param, ctx)
         if count <= 0:
             self.fail("it must be more than nothing", param, ctx)
+        if not unit and count < self._fewest:
+            self.fail(f"{value!r} is {count} bytes: {value}GiB, or {value}MiB?", param, ctx)
         return count
 
 

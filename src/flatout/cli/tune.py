@@ -43,7 +43,7 @@ _job_argument = functools.partial(job_argument, required=False)  # with --resume
 )
 @click.option(
     "--max-memory",
-    type=Size(),
+    type=Size(of_memory=True),
     metavar="SIZE",
     help="No plan whose peak is above this, such as 40GiB.",
 )

@@ -31,7 +31,7 @@ class Counting:
         """Hand over what was counted; the shapes that were seen are timed."""
         session = self._session
         totals, self._count = self._count.stop(), None
-        session.facts["flops"] = dataclasses.asdict(totals)
+        session.facts["flops"] = {**dataclasses.asdict(totals), "update": session.updates}
         if session.habits is not None and session.on_gpu and totals.attention:
             session.guarded("habits", session.habits.time_attention, totals)
 

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.inside.deferred import Slot
+from flatout.inside.looks import is_looked_at
 
 _DETAIL_EVERY = 4
 _DETAIL_LATER = 16
 _EARLY = 64
+_SOME = 256
 _MARKS_AT_MOST = 48
 # Looking costs a query and a few readings: several steps at a time.
 _LOOK_EVERY = 8
@@ -61,9 +63,12 @@ class DeviceClock:
     @staticmethod
     def wants_detail(update: int) -> bool:
         """Whether the step after `update` gets events at the borders of its parts."""
+        is_early = update < _EARLY and update % _DETAIL_EVERY == 1
         return (
-            update < _EARLY and update % _DETAIL_EVERY == 1
-        ) or update % _DETAIL_LATER == _DETAIL_LATER - 1
+            is_early
+            or (update < _SOME and update % _DETAIL_LATER == _DETAIL_LATER - 1)
+            or is_looked_at(update + 1)
+        )
 
     def event(self) -> Any:
         """An event at this point of the current stream, or None while a graph is being captured."""

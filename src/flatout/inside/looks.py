@@ -5,12 +5,20 @@ import time
 from collections.abc import Callable
 
 _MOST = 1024
+# Of steps beyond the first, one in so many is looked at: by Knuth's multiplier, which keeps them apart and
+# falls into step with nothing that a script does every so many steps.
+_ONE_IN, _GOLDEN = 32, 2654435761
 # All looks together may take so long, and this share of the loop, or there are fewer from then on; but with
 # fewer than these there would be nothing to tell.
 _ALLOWED_S, _SHARE = 0.005, 0.005
 _KEPT = 32
 # Looks without which nothing is guessed, after those of the warm-up.
 _FEWEST = 4
+
+
+def is_looked_at(step: int) -> bool:
+    """Whether this step is among the few that are looked at for as long as a job runs."""
+    return (step * _GOLDEN & 0xFFFFFFFF) < (1 << 32) // _ONE_IN
 
 
 class Looks:

@@ -1,7 +1,7 @@
 """The memory tap: what the job holds, at step boundaries, and what its parts are.
 
 Counters are read, never reset: the script's own `reset_peak_memory_stats` must find what it expects. Reading
-them is slow on a busy host, so it happens at the first steps, then at every sixteenth, and later at every
+them is slow on a busy host, so it happens at the first steps, then about every sixteenth, later about every
 128th.
 """
 
@@ -28,6 +28,7 @@ class MemoryTap:
         self._session = session
         # What was held after which update: of the device where there is one, else of the host.
         self.points: list[tuple[int, int]] = []
+        self._looked_at = 0
 
     def install(self) -> None:
         """Nothing to patch: the session asks at step boundaries."""
@@ -35,13 +36,14 @@ class MemoryTap:
     def remove(self) -> None:
         """Nothing to put back."""
 
-    @staticmethod
-    def is_due(update: int) -> bool:
+    def is_due(self, update: int) -> bool:
         """Whether this update is one to look at."""
-        return update <= _FIRST or not update % (_EVERY if update <= _EARLY else _LATER)
+        every = _EVERY if update <= _EARLY else _LATER
+        return update <= _FIRST or update // every > self._looked_at // every
 
     def look(self) -> dict[str, int | None]:
         """What is held now."""
+        self._looked_at = self._session.updates
         found: dict[str, int | None] = {
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
             "host_bytes": host_bytes(),

@@ -27,7 +27,7 @@ from flatout.inside.heartbeat import Heart
 from flatout.inside.inspection import Inspection
 from flatout.inside.loader import LoaderTap
 from flatout.inside.log import EventLog
-from flatout.inside.looks import rise
+from flatout.inside.looks import is_looked_at, rise
 from flatout.inside.memory import MemoryTap
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.pairing import Pairing, seed_everything
@@ -50,7 +50,6 @@ from flatout.records.session import RANKS_FOLDER, Order
 # Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
 # one in so many. Updates and evaluations are always seen.
 _EVERY_STEP = 256
-_LATER = 32
 
 
 class Session:
@@ -179,7 +178,7 @@ class Session:
             self.heart.beat(updates)
         if self.watch is not None:
             self.guarded("watch", self.watch.step, ended_ns)
-        if not (updates + 1) % _LATER or self.ending.after is not None:
+        if is_looked_at(updates + 1) or self.ending.after is not None:
             self.watching = True
             self.gpu.open(updates)
 
@@ -188,7 +187,7 @@ class Session:
         self.updates += 1
         updates = self.updates
         memory = None
-        if self._memory is not None and MemoryTap.is_due(updates):
+        if self._memory is not None and self._memory.is_due(updates):
             try:
                 memory = self._memory.look()
             except Exception as error:  # noqa: BLE001 - observing never breaks a job
@@ -207,7 +206,7 @@ class Session:
             self.heart.beat(updates)
         self.watching = (
             updates < _EVERY_STEP
-            or not (updates + 1) % _LATER
+            or is_looked_at(updates + 1)
             or self.ending.after is not None
             or self.bench is not None
         )

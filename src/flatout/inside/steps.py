@@ -118,7 +118,12 @@ class StepsTap:
         if not session.watching:
             if key == self._lead:
                 self._updates[key] += 1
+                self._silence = 0
                 session.close_unwatched(clock())
+                return
+            if self._follows(optimizer, key):
+                self._updates[key] += 1
+                self._silence += 1
                 return
             session.watching = True
         try:
@@ -138,6 +143,12 @@ class StepsTap:
                 self._updated(optimizer, now)
         except Exception as error:  # noqa: BLE001 - observing never breaks a job
             self._fail(error)
+
+    def _follows(self, optimizer: Any, key: int) -> bool:
+        """Whether it is one of several, behind one that leads and is still heard of."""
+        known = self._known.get(key)
+        is_known = known is not None and known() is optimizer
+        return is_known and self.lead() is not None and self._silence < _SILENCE
 
     def _fail(self, error: Exception) -> None:
         self._in_a_hook = True

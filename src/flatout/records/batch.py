@@ -38,6 +38,8 @@ class BatchSizes:
     option: str
     reason: str
     consequence: str = ""
+    # What makes these figures doubtful.
+    notes: tuple[str, ...] = ()
     # How many runs doubling and bisecting would have taken.
     trials_by_doubling: int | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -19,7 +19,7 @@ class KernelUse:
     calls: float
     ms: float
     mean_us: float
-    # Of the time in which the device computes.
+    # Of the time of all kernels.
     share: float
     tensor_cores: bool | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -36,6 +36,7 @@ class OperatorUse:
     # Kernels, where there are any; else calls of it.
     calls: float
     ms: float
+    # Of the time of all kernels; without a GPU, of what all operators took themselves.
     share: float
 
 
@@ -50,7 +51,7 @@ class ModuleUse:
     ms: float
     forward_ms: float
     backward_ms: float
-    # Of everything that was launched, the optimizer's work included.
+    # Of the same as an operator's: the optimizer's work is in it.
     share: float
 
 
@@ -109,6 +110,8 @@ class RankTrace:
     busy_share: float | None
     # Communication while nothing computes.
     exposed_communication_ms: float | None
+    # Whether it is the one of which the document tells more.
+    shown: bool = False
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,9 +120,10 @@ class RankTrace:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceSummary:
-    """The document. With several files, everything but `ranks` is of the one with the longest steps."""
+    """The document. With several files, all but `events` and `ranks` is of the one with the longest steps."""
 
     files: tuple[str, ...]
+    # Of all files.
     events: int
     steps: int
     step_ms: StepTimes | None

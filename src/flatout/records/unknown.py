@@ -26,7 +26,7 @@ def fill_reasons(
 
     A record that replaces another may know what that one did not: the reason goes.
     """
-    empty = {name: getattr(record, name) is None for name in _field_names(type(record))}
+    empty = {name: getattr(record, name) is None for name in _field_names(type(record))}  # type: ignore[arg-type]
     kept = {name: why for name, why in record.unknown.items() if empty.get(name, True)}
     missing = {
         name: reasons.get(name, default) for name, is_empty in empty.items() if is_empty and name not in kept

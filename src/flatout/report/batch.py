@@ -5,6 +5,7 @@ from rich.table import Table
 
 from flatout.records.batch import BatchSizes
 from flatout.records.words import memory_size, percent
+from flatout.report.figures import milliseconds, number
 from flatout.report.plain import inert, line
 
 _BAR = 24
@@ -27,14 +28,16 @@ def draw_batch(found: BatchSizes, console: Console) -> None:
         share = (one.peak_bytes or 0) / found.room_bytes if found.room_bytes else 0.0
         cells = (
             str(one.batch),
-            f"{rate:.4g}" if one.samples_per_s is not None else "",
+            number(rate) if one.samples_per_s is not None else "",
             "█" * round(_BAR * rate / fastest),
-            f"{one.step_ms:.4g} ms" if one.step_ms is not None else "",
+            milliseconds(one.step_ms) if one.step_ms is not None else "",
             memory_size(one.peak_bytes) if one.peak_bytes is not None else "",
             one.outcome if one.samples_per_s is None or one.outcome != "fits" else _of_room(share),
         )
         table.add_row(*(line(inert(cell), "bold" if one.batch == found.best else "") for cell in cells))
     console.print(table)
+    for note in found.notes:
+        console.print(line(inert(note), "yellow"))
     if found.consequence:
         console.print(line(inert(found.consequence)))
     if found.room_bytes is not None:

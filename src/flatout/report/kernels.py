@@ -10,7 +10,7 @@ from flatout.records.words import percent, three_digits
 from flatout.report.plain import inert, is_narrow, line
 
 # What a table needs beside the names.
-_BESIDE_NAMES = 46
+_BESIDE_NAMES = 53
 NAME_AT_MOST = 100
 
 
@@ -28,7 +28,7 @@ def draw_kernels(found: TraceSummary, console: Console, *, top: int) -> None:
         )
         for one in found.kernels[:top]
     ]
-    _draw("kernels", ("", "calls", "ms", "us each"), rows, console)
+    _draw("kernels", ("", "calls", "ms", "us each", "of kernels"), rows, console)
 
 
 def draw_operators(found: TraceSummary, console: Console, *, top: int) -> None:
@@ -37,7 +37,8 @@ def draw_operators(found: TraceSummary, console: Console, *, top: int) -> None:
         (one.name, three_digits(one.calls), three_digits(one.ms), "", one.share, "")
         for one in found.operators[:top]
     ]
-    _draw("operators", ("", "kernels" if found.kernels else "calls", "ms", ""), rows, console)
+    calls = "kernels" if found.kernels else "calls"
+    _draw("operators", ("", calls, "ms", "", share_head(found)), rows, console)
 
 
 def draw_modules(found: TraceSummary, console: Console, *, top: int) -> None:
@@ -53,17 +54,22 @@ def draw_modules(found: TraceSummary, console: Console, *, top: int) -> None:
         )
         for one in found.modules[:top]
     ]
-    _draw("modules", ("", "ms", "forward", "backward"), rows, console)
+    _draw("modules", ("", "ms", "forward", "backward", share_head(found)), rows, console)
 
 
-def draw_waits(syncs: Sequence[SyncPoint], console: Console, *, top: int) -> None:
+def share_head(found: TraceSummary) -> str:
+    """What shares of operators and modules are of: not of the step, as those of its parts are."""
+    return "of kernels" if found.kernels else "of operators"
+
+
+def draw_waits(syncs: Sequence[SyncPoint], console: Console, *, top: int, per: str = "a step") -> None:
     """A line for each place where the host waits."""
     for sync in syncs[:top]:
         called = f" in {sync.operator}" if sync.operator else ""
         place = f" at {sync.where}" if sync.where else ""
         console.print(
             line(
-                f"the host waits: {sync.call}{called}{place}, {three_digits(sync.count)} times a step, "
+                f"the host waits: {sync.call}{called}{place}, {three_digits(sync.count)} times {per}, "
                 f"{three_digits(sync.host_ms)} ms; the device then idles for {three_digits(sync.stall_ms)} ms"
             )
         )
@@ -80,14 +86,14 @@ def _draw(
     if is_narrow(console):
         console.print(line(title, "dim"))
         for name, *figures, _share, _kind in rows:
-            told = [f"{figure} {head}" for figure, head in zip(figures, heads[1:], strict=True) if head]
+            told = [f"{figure} {head}" for figure, head in zip(figures, heads[1:-1], strict=True) if head]
             console.print(line(f"{short_name(name)}: {', '.join(told)}"))
         console.print()
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     width = max(20, min(NAME_AT_MOST, console.width - _BESIDE_NAMES))
     table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width)
-    for head in (*heads[1:], "share"):
+    for head in heads[1:]:
         table.add_column(head, justify="right", no_wrap=True, min_width=5)
     table.add_column("", no_wrap=True)
     for name, calls, ms, each, share, kind in rows:

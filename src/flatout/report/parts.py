@@ -37,8 +37,8 @@ def part_words(part: str) -> str:
     return _WORDS.get(part, part)
 
 
-def draw_parts(title: str, parts: Sequence[Share], console: Console) -> None:
-    """Parts of a step as a table with bars."""
+def draw_parts(title: str, parts: Sequence[Share], console: Console, *, per: str = "a step") -> None:
+    """Parts of a step, or of what `per` says, as a table with bars."""
     parts = [share for share in parts if share.ms > 0]
     if not parts:
         return
@@ -51,7 +51,7 @@ def draw_parts(title: str, parts: Sequence[Share], console: Console) -> None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(title, no_wrap=True, min_width=15)
-    table.add_column("a step", justify="right", min_width=8)
+    table.add_column(per, justify="right", min_width=8)
     table.add_column("", justify="right", min_width=6)
     table.add_column("")
     block = "#" if console.options.ascii_only else "█"

@@ -12,7 +12,7 @@ from flatout.report.figures import milliseconds, number
 from flatout.report.loss_chart import loss_chart
 from flatout.report.memory_picture import memory_chart, memory_picture
 from flatout.report.page import cut, environment
-from flatout.report.profile_words import headlines, headroom, memory_lines, mfu_lines, notes
+from flatout.report.profile_words import headlines, headroom, memory_lines, mfu_lines, notes, spread
 from flatout.report.ranks import part_names, times_of
 from flatout.report.source_lines import SourceLine, lines_around
 from flatout.report.step_picture import step_parts, step_picture
@@ -105,8 +105,7 @@ def _about(profile: Profile) -> str:
     found = [cut(headlines(profile)[0], 4 * _LONGEST_NAME)]
     step = profile.step_ms
     if step is not None:
-        half = milliseconds((step.high - step.low) / 2)
-        found.append(f"the median of {profile.steps} steps, ± {half}, 95 % under {milliseconds(step.p95)}")
+        found.append(f"the median of {profile.steps} steps: {spread(step, profile.steps)}")
     if profile.tokens_per_s is not None:
         found.append(f"{number(profile.tokens_per_s)} tokens/s")
     return "; ".join(found)

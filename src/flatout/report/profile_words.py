@@ -1,6 +1,7 @@
 """A profile in sentences, the same in a terminal and on a page."""
 
 from flatout.records.profile import LoaderUse, Profile
+from flatout.records.step import StepTimes
 from flatout.records.words import flop_rate, memory_size, percent, three_digits
 from flatout.report.figures import count, milliseconds, number
 from flatout.report.plain import inert
@@ -8,6 +9,10 @@ from flatout.report.trial import shield_notes
 
 # Below this, a floor is as good as reached.
 _NO_HEADROOM = 1.02
+# Fewer steps say nothing of how much they vary.
+_ENOUGH_TO_SPREAD = 3
+# Rates and parts are of the mean, which is worth a word where it is so far from the median.
+_SKEWED = 1.1
 
 
 def headlines(profile: Profile) -> list[str]:
@@ -20,13 +25,21 @@ def headlines(profile: Profile) -> list[str]:
     step = profile.step_ms
     if step is None:
         return [first, f"{profile.updates} updates, too few for a step time"]
-    half = (step.high - step.low) / 2
-    pace = f"{milliseconds(step.p50)} a step (± {milliseconds(half)}; 95 % under {milliseconds(step.p95)})"
+    pace = f"{milliseconds(step.p50)} a step ({spread(step, profile.steps)})"
     if profile.samples_per_s is not None:
         pace += f", {number(profile.samples_per_s)} samples/s"
     if profile.tokens_per_s is not None:
         pace += f", {number(profile.tokens_per_s)} tokens/s"
     return [first, pace]
+
+
+def spread(step: StepTimes, steps: int) -> str:
+    """How sure the median is, and what the mean is where a few steps are far longer than the others."""
+    if steps < _ENOUGH_TO_SPREAD:
+        return f"of {steps} steps" if steps > 1 else "of one step"
+    half = milliseconds((step.high - step.low) / 2)
+    mean = f"; mean {milliseconds(step.mean)}" if step.mean > _SKEWED * step.p50 else ""
+    return f"± {half}; 95 % under {milliseconds(step.p95)}{mean}"
 
 
 def floors_line(profile: Profile) -> str:

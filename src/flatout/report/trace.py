@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from flatout.records.trace import CounterUse, TraceSummary
+from flatout.records.trace import CounterUse, RankTrace, TraceSummary
 from flatout.records.words import percent, three_digits
 from flatout.report.kernels import (
     NAME_AT_MOST,
@@ -27,47 +27,67 @@ def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
     for text in trace_headlines(found):
         console.print(line(text, "bold"))
     console.print()
+    per = "a step" if found.step_ms is not None else "in all"
     if found.waterfall:
-        draw_parts("where the time goes", found.waterfall, console)
+        draw_parts("where the time goes", found.waterfall, console, per=per)
     draw_kernels(found, console, top=top)
     draw_operators(found, console, top=top)
     draw_modules(found, console, top=top)
     for advice in found.advice:
         console.print(line(advice))
-    _draw_counters(found.counters[:top], console)
-    draw_waits(found.syncs, console, top=top)
+    _draw_counters(found.counters[:top], console, per)
+    draw_waits(found.syncs, console, top=top, per=per)
     for rank in found.ranks:
-        who = f"rank {rank.rank}" if rank.rank is not None else rank.file
-        parts = [f"{three_digits(rank.step_ms)} ms a step"] if rank.step_ms is not None else []
-        if rank.busy_share is not None:
-            parts.append(f"busy {percent(rank.busy_share)}")
-        if rank.exposed_communication_ms is not None:
-            parts.append(f"exposed communication {three_digits(rank.exposed_communication_ms)} ms")
-        console.print(line(f"{who}: {', '.join(parts)}"))
+        console.print(line(f"{_who(rank)}: {', '.join(_pace_of(rank))}"))
     for note in found.notes:
         console.print(line(note, "dim"))
 
 
+def _who(rank: RankTrace) -> str:
+    return f"rank {rank.rank}" if rank.rank is not None else rank.file
+
+
+def _pace_of(rank: RankTrace) -> list[str]:
+    marked = rank.step_ms is not None
+    parts = [f"{three_digits(rank.step_ms)} ms a step" if rank.step_ms is not None else "no steps are marked"]
+    if rank.busy_share is not None:
+        parts.append(f"busy {percent(rank.busy_share)}")
+    if rank.exposed_communication_ms is not None:
+        in_all = "" if marked else " in all"
+        parts.append(f"exposed communication {three_digits(rank.exposed_communication_ms)} ms{in_all}")
+    return parts
+
+
 def trace_headlines(found: TraceSummary) -> list[str]:
-    """What was read, and the pace that it shows."""
+    """What was read, which of it is shown, and the pace that it shows."""
     files = f"{len(found.files)} files" if len(found.files) > 1 else found.files[0]
     where = f" on {found.device_name}" if found.device_name else ""
     if not found.events and found.counters:
         launches = sum(one.calls for one in found.counters)
         return [f"{files}: launches counted: {launches:,}, kernels: {len(found.counters):,}"]
-    first = f"{files}{where}: {found.events:,} events"
+    read = [f"{files}{where}: {found.events:,} events", *_shown(found)]
     if found.step_ms is None:
-        return [first, found.unknown["step_ms"]]
+        return [*read, found.unknown["step_ms"]]
     pace = f"{found.steps} steps, {three_digits(found.step_ms.p50)} ms each (95 % under "
     pace += f"{three_digits(found.step_ms.p95)} ms)"
     if found.busy_share is not None:
         pace += f", the device does something {percent(found.busy_share)} of the time"
     if found.kernels_per_step is not None:
         pace += f", {three_digits(found.kernels_per_step)} kernels a step"
-    return [first, pace]
+    return [*read, pace]
 
 
-def _draw_counters(counters: Sequence[CounterUse], console: Console) -> None:
+def _shown(found: TraceSummary) -> list[str]:
+    """Of several ranks: whose figures these are."""
+    longest = "whose steps are the longest" if found.step_ms is not None else "which is the longest"
+    return [
+        f"what is shown is of {rank.file}{f' (rank {rank.rank})' if rank.rank is not None else ''}, {longest}"
+        for rank in found.ranks
+        if rank.shown
+    ]
+
+
+def _draw_counters(counters: Sequence[CounterUse], console: Console, per: str) -> None:
     """What each kernel keeps busy, and what binds it."""
     if not counters:
         return
@@ -84,7 +104,7 @@ def _draw_counters(counters: Sequence[CounterUse], console: Console) -> None:
         )
         for one in counters
     ]
-    heads = ("ms a step" if beside else "ms", "SMs", "memory", "tensor", "warps", "bound by")
+    heads = (f"ms {per}" if beside else "ms", "SMs", "memory", "tensor", "warps", "bound by")
     if is_narrow(console):
         console.print(line("kernels by counters", "dim"))
         for name, _, sms, memory, _, _, what in rows:

@@ -218,6 +218,5 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
     if calls and not training:
         seen = f"the script came to its end without an optimizer update; it called a model {calls} times"
         return seen, expected, "--infer, for scripts that infer: a step is then a call of the model"
-    seen = ""
-    seen = f" ({training} training calls of a model were seen)" if training else seen
+    seen = f" ({training} training calls of a model were seen)" if training else ""
     return f"the script came to its end without an optimizer update{seen}", expected, output

@@ -1,9 +1,10 @@
 """`flatout batch`: a job with batches of several sizes, each in a process of its own."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
-from flatout.records.batch import BatchSizes
+from flatout.records.batch import BatchSizes, BatchTrial
 from flatout.records.errors import CallerMistake, JobFailed
 from flatout.records.plan import Choice
 from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
@@ -14,6 +15,12 @@ from flatout.tune.measuring import Measurer
 from flatout.tune.pace import pace_of
 from flatout.tune.request import TuneRequest
 from flatout.tune.sizes import Sizes, batch_of
+
+# What a larger batch may seem to save by chance.
+_LESS_BY_CHANCE = 1.15
+_BUSY = (
+    "other work ran on this machine, and these figures are not to be relied on; run it again when it is quiet"
+)
 
 
 def batch_job(
@@ -68,5 +75,16 @@ def batch_job(
         option=sizes.option,
         reason=found.reason,
         consequence=consequence(choice, found.best.batch / was) if found.best.batch != was else "",
+        notes=_doubts(found.trials),
         trials_by_doubling=doubling_trials(was, largest),
     )
+
+
+def _doubts(trials: tuple[BatchTrial, ...]) -> tuple[str, ...]:
+    """More samples never take less time: where they seem to, something else held the smaller batch up."""
+    ran = [one for one in trials if one.step_ms is not None]
+    for less, more in itertools.pairwise(ran):
+        if (less.step_ms or 0.0) > _LESS_BY_CHANCE * (more.step_ms or 0.0):
+            took = f"a step of batch {less.batch} took longer than one of {more.batch}"
+            return (f"{took}: {_BUSY}",)
+    return ()

@@ -9,6 +9,8 @@ from flatout.tune.conclusions import WORTH
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, fastest, gain, input_wait
 
+NOT_CONFIRMED = "not confirmed in a process of its own"
+
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:
@@ -31,7 +33,7 @@ def confirm(
     """Measure the plan, unless that is `known`; again where it seems to be no faster."""
     measured = known or measurer.measure("confirming the plan", chosen, as_written)
     notes: list[str] = []
-    why = "not confirmed in a process of its own"
+    why = NOT_CONFIRMED
     while measured.pace is not None and measurer.is_too_large(measured.pace) and chosen:
         size = memory_size(measured.pace.peak_bytes or 0)
         notes.append(f"{size} is more than --max-memory: without {chosen[-1].words()}")

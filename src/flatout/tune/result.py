@@ -16,6 +16,7 @@ from flatout.records.words import memory_size, with_settings
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
 from flatout.tune.conclusions import WORTH
+from flatout.tune.confirming import NOT_CONFIRMED
 from flatout.tune.fingerprints import fingerprint, places_below
 from flatout.tune.limits import OUT_OF_TIME, TOO_SHORT
 from flatout.tune.pace import faster, gain
@@ -249,6 +250,11 @@ def _could_be_more_than_chance(trial: LeverTrial) -> bool:
     return seemed and trial.low is not None and trial.low < 1.0
 
 
+# What levers did that did nothing, one of them and several.
+_IN_VAIN = {
+    "time": ("made the job no faster", "made the job faster"),
+    "memory": ("made it take no less memory", "made it take less memory"),
+}
 # As limits say it.
 _LEFT_OUT = "left out by"
 
@@ -286,7 +292,16 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
         count = (
             f"{len(tried)} levers were tried, none of which" if len(tried) > 1 else "1 lever was tried, which"
         )
-        nothing = f"{count} made the job {'faster' if len(tried) > 1 else 'no faster'}"
+        in_vain = _IN_VAIN["memory" if request.goal == "memory" else "time"]
+        nothing = f"{count} {in_vain[len(tried) > 1]}"
+        unconfirmed = [
+            trial
+            for trial in tried
+            if trial.reason == NOT_CONFIRMED and (trial.measured_speedup or 0.0) >= 1 + WORTH
+        ]
+        if unconfirmed:
+            names = ", ".join(f"{trial.lever} {trial.measured_speedup:.2f}x" for trial in unconfirmed)
+            return f"nothing is certain: {names} by turns, {NOT_CONFIRMED}; a quieter machine tells"
         perhaps = [trial for trial in tried if _could_be_more_than_chance(trial)]
         if perhaps:
             names = ", ".join(f"{trial.lever} {trial.measured_speedup:.2f}x" for trial in perhaps)

@@ -22,7 +22,7 @@ from flatout.records.profile import Profile
 from flatout.records.tuning import ENDED_BY_CTRL_C, LeverTrial, Pace
 from flatout.records.words import duration, three_digits
 from flatout.runtime.peaks import peaks_for
-from flatout.runtime.profiling import TRIALS_FOLDER, profile_job
+from flatout.runtime.profiling import TRIALS_FOLDER, learned_in, profile_job
 from flatout.runtime.progress import StopRule
 from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
@@ -88,7 +88,7 @@ class _Tuner:
         with self._stage("as written"):
             baseline = self._baseline()
         as_written = pace_of(baseline)
-        about = read_ranks(self._trials_folder / "1-profile")[0].about
+        about = learned_in(self._trials_folder)
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)

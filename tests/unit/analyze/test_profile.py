@@ -168,6 +168,32 @@ def test_steps_that_nobody_looked_at_count_for_the_pace_and_not_for_the_parts(tm
     assert len(profile.losses) == 30
 
 
+def test_the_last_step_of_a_trial_that_was_half_seen_does_not_count() -> None:
+    halves = steps(20, backwards=4, samples=32)
+    halves[-1].update(backwards=1, samples=8)
+    assert {one["samples"] for one in window_of(rank_of(halves)).watched} == {32}
+
+
+def test_a_smaller_batch_now_and_then_counts() -> None:
+    ragged = steps(20, samples=32)
+    for one in ragged[1::2]:
+        one["samples"] = 18
+    assert {one["samples"] for one in window_of(rank_of(ragged)).watched} == {32, 18}
+
+
+def test_operations_are_those_of_a_mean_batch(tmp_path: Path) -> None:
+    flops = {"flops": 800, "recomputed_flops": 80, "update": 41, "operators": [], "moves": []}
+    events = training(41)
+    # The step that was counted had twice the samples.
+    at = next(place for place, event in enumerate(events) if event[0] == "forward" and event[1] >= 4000 * MS)
+    shape = (16, *events[at][6][1:])
+    events[at] = (*events[at][:6], shape, *events[at][7:])
+    write_rank(tmp_path, events, about(flops=flops, timed_updates=40))
+    profile = profile_of(tmp_path)
+    assert profile.samples_per_step == 8
+    assert profile.mfu.flops_per_step == 400
+
+
 def test_evaluation_is_told_beside_the_steps(tmp_path: Path) -> None:
     events = training(20)
     at = 10 * 100 * MS

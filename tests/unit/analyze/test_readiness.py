@@ -149,6 +149,42 @@ def test_inputs_are_described_and_changing_shapes_are_told() -> None:
     assert "different" not in checks(healthy(calls=(CALL, CALL, other)))["model.inputs"].evidence
 
 
+def called(module: str, *shape: int) -> dict[str, Any]:
+    return {**CALL, "module": module, "inputs": [{**TENSOR, "shape": list(shape)}]}
+
+
+def test_two_models_of_one_class_are_told_with_their_own_shapes() -> None:
+    loss = called("Loss", 64, 1)
+    calls = (called("Sequential", 64, 64), called("Sequential", 64, 784), loss) * 4
+    evidence = checks(healthy(calls=calls, about={"roots": ["Sequential"] * 2}))["model.inputs"].evidence
+    assert evidence == (
+        "Sequential: float32[64, 64] -> float32[4, 3]; Sequential: float32[64, 784] -> float32[4, 3]"
+    )
+    # More shapes than models: whose each is cannot be told.
+    calls = (*calls, called("Sequential", 32, 784))
+    evidence = checks(healthy(calls=calls, about={"roots": ["Sequential"] * 2}))["model.inputs"].evidence
+    assert evidence.endswith("[4, 3]; 3 different input shapes in 9 calls of 2 models")
+    # One model with two shapes, as before; only its own calls count.
+    evidence = checks(healthy(calls=calls[:3], about={"roots": ["Sequential"]}))["model.inputs"].evidence
+    assert evidence.endswith("[4, 3]; 2 different input shapes in 2 calls")
+
+
+def test_models_of_several_classes_are_each_told_and_losses_are_not() -> None:
+    calls = (called("Encoder", 8, 3), called("Head", 8, 5), called("MSELoss", 8, 1), called("Head", 4, 5))
+    evidence = checks(healthy(calls=calls, about={"roots": ["Encoder", "Head"]}))["model.inputs"].evidence
+    assert evidence == (
+        "Encoder: float32[8, 3] -> float32[4, 3]; Head: float32[8, 5] -> float32[4, 3]; "
+        "2 different input shapes in 2 calls"
+    )
+
+
+def test_a_long_list_of_models_is_cut() -> None:
+    calls = tuple(called("Linear", 8, width) for width in range(20))
+    evidence = checks(healthy(calls=calls, about={"roots": ["Linear"] * 20}))["model.inputs"].evidence
+    assert "float32[8, 7]" in evidence
+    assert evidence.endswith("; and 12 more")
+
+
 def test_a_model_that_is_no_module_has_unknown_inputs() -> None:
     assert status("model.inputs", healthy(calls=())) == "unknown"
 
@@ -200,6 +236,30 @@ def test_a_loss_that_rises_or_was_seen_twice_only_is_fine() -> None:
     assert status("loss.finite", healthy(losses=[1.0, 2.0, 3.0])) == "ok"
     assert status("loss.finite", healthy(losses=[2.0, 2.0])) == "ok"
     assert status("loss.finite", healthy(losses=[2.0, None, 2.0])) == "ok"
+
+
+def with_losses(*of_steps: list[float | None]) -> str:
+    some = [step(update=place, losses=losses) for place, losses in enumerate(of_steps, start=1)]
+    return checks(healthy(steps=some))["loss.finite"].evidence
+
+
+def test_the_course_of_a_loss_is_told() -> None:
+    assert with_losses([3.0], [2.0], [1.5]) == "3 -> 1.5 in 3 backward passes, all finite"
+    assert with_losses([3.0]) == "3 in 1 backward passes, all finite"
+
+
+def test_an_arrow_never_joins_two_different_losses() -> None:
+    both = with_losses([1.35, 0.70], [1.34, 0.71])
+    assert both == "1.35 -> 1.34, 0.7 -> 0.71 (2 losses a step) in 4 backward passes, all finite"
+    # The first step may lack what comes at the beginning of the others.
+    assert with_losses([1.35], [0.70, 1.34], [0.71, 1.33]).startswith("0.7 -> 0.71, 1.35 -> 1.33 (2 losses")
+    # What cannot be read takes no place.
+    assert with_losses([None, 1.35], [None, 1.34]).startswith("1.35 -> 1.34 in 2")
+
+
+def test_of_many_micro_batches_the_last_is_told() -> None:
+    told = with_losses([4.0, 3.9, 3.8, 3.7], [3.6, 3.5, 3.4, 3.3])
+    assert told.startswith("3.7 -> 3.3 (the last of 4 losses a step) in 8 backward passes")
 
 
 def test_losses_that_were_not_seen_or_could_not_be_read_are_unknown() -> None:

@@ -236,6 +236,19 @@ def test_calls_since_the_last_update_are_told_for_a_job_that_never_makes_one() -
     assert replay.unfinished() == (1, 2)
 
 
+def test_calls_of_a_loss_are_no_calls_of_a_model() -> None:
+    model, critic, loss = 0, 1, 2
+    replay = Replay()
+    for at in range(0, 300, 10):
+        replay.take([forward(at, at + 1, root=model), forward(at + 1, at + 2, root=loss)])
+        replay.take([backward(at + 2, at + 3)])
+    assert replay.unfinished() == (30, 0)
+    # Another model that begins a pass counts, in every place.
+    replay.take([forward(300, 301, root=critic), forward(301, 302, root=loss), backward(302, 303)])
+    replay.take([forward(303, 304, root=model), forward(304, 305, root=critic), backward(305, 306)])
+    assert replay.unfinished() == (33, 0)
+
+
 # Evaluation -------------------------------------------------------------------------------------------------
 
 

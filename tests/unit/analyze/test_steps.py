@@ -128,6 +128,14 @@ def test_processes_without_an_update_are_counted_with_their_calls(tmp_path: Path
     assert calls_without_update(tmp_path) == (2, 1, 5)
 
 
+def test_calls_of_a_loss_do_not_count_as_a_models(tmp_path: Path) -> None:
+    events = [("start", 0)]
+    for at in range(0, 40, 10):
+        events += [forward(at, at + 1), forward(at + 1, at + 2, root=1), backward(at + 2, at + 3)]
+    write_rank(tmp_path, events, name="0-1")
+    assert calls_without_update(tmp_path) == (1, 4, 0)
+
+
 def test_workers_are_told_by_their_parent_and_damaged_reports_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / WORKERS_FOLDER
     folder.mkdir()

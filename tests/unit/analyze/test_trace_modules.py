@@ -96,3 +96,11 @@ def test_a_real_recording_with_stacks(tmp_path: Path) -> None:
     assert found["Sequential.Linear"].forward_ms > 0
     assert found["Sequential.Linear"].backward_ms > 0
     assert sum(one.share for one in found.values()) <= 1.0
+
+
+def test_shares_are_of_all_kernels_as_those_of_operators_are(trace: Trace, tmp_path: Path) -> None:
+    trace.add("kernel", "ncclDevKernel_AllReduce", 70, 13.5, pid=0, tid=8, args={"device": 0})
+    found = trace.summary(tmp_path)
+    assert by_name(found.modules)["Net.blocks.*.linear"] == (4.0, 8.0, 12 / 27)
+    assert found.operators[0].share == pytest.approx(0.5)
+    assert sum(one.share for one in found.kernels) == pytest.approx(1.0)

@@ -183,6 +183,37 @@ def test_ranks_side_by_side(tmp_path: Path) -> None:
     assert found.step_ms.p50 == pytest.approx(13.0)  # of the slowest
 
 
+def written(folder: Path, name: str, trace: Trace) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({"traceEvents": trace.events}))
+    return path
+
+
+def test_of_several_files_all_events_count_and_the_one_that_is_shown_is_known(tmp_path: Path) -> None:
+    long, short, stepped = Trace(), Trace(), Trace()
+    for trace, length in ((long, 50), (short, 5), (stepped, 2)):
+        trace.add("cpu_op", "aten::mm", 0, length)
+    paths = [written(tmp_path, f"{name}.json", one) for name, one in (("short", short), ("long", long))]
+    found = summarize(paths)
+    assert (found.events, found.waterfall[0].ms) == (2, pytest.approx(50.0))
+    assert [(one.step_ms, one.shown) for one in found.ranks] == [(None, False), (None, True)]
+    assert found.ranks[0].unknown["step_ms"] == "no steps are marked"
+    # A step says more than the length of a whole trace, which may be longer.
+    stepped.add("user_annotation", "ProfilerStep#0", 0, 3)
+    found = summarize([*paths, written(tmp_path, "stepped.json", stepped)])
+    assert (found.events, found.steps) == (4, 1)
+    assert [one.shown for one in found.ranks] == [False, False, True]
+
+
+def test_a_trace_without_steps_says_what_torch_needs_to_mark_them(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(400):
+        trace.add("cpu_op", "aten::add_", 0.01 * number, 0.002)
+    found = trace.summary(tmp_path)
+    assert "schedule=" in found.unknown["step_ms"]
+    assert found.advice[-1] == "batch these: aten::add_, 400 times in all, 2.0 us each"
+
+
 def test_without_a_gpu_it_is_what_the_host_did(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("user_annotation", "ProfilerStep#0", 0, 10)

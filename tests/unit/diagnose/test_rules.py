@@ -15,10 +15,12 @@ from flatout.records.profile import (
     CompileUse,
     DeviceUse,
     LineUse,
+    LoaderSweep,
     LoaderUse,
     MemoryUse,
     Mfu,
     ProductShape,
+    SweepRow,
 )
 from flatout.records.ranks import RankUse
 from flatout.records.step import Share
@@ -54,6 +56,21 @@ def seen(habits: dict[str, Any] | None = None, job: dict[str, Any] | None = None
 
 def waits(share: float) -> dict[str, Any]:
     return {"waterfall": (Share(part="input_wait", ms=1.0, share=share),)}
+
+
+def swept(*rates: float | None, best: dict[str, Any] | None = None, reason: str = "tried") -> LoaderSweep:
+    """As written 100 samples a second, and so many with a worker more each."""
+    rows = [SweepRow(settings={}, outcome="measured", samples_per_s=100.0)]
+    for count, rate in enumerate(rates, start=1):
+        outcome: Any = "measured" if rate else "refused"
+        row = SweepRow(
+            settings={"num_workers": count},
+            outcome=outcome,
+            samples_per_s=rate,
+            reason="" if rate else "no room",
+        )
+        rows.append(row)
+    return LoaderSweep(rows=tuple(rows), best=best, reason=reason)
 
 
 def copies(share: float, pinned: bool = False) -> dict[str, Any]:
@@ -175,7 +192,11 @@ PAGEABLE = kernel("Memcpy HtoD (Pageable -> Device)", 2.0)
 LAUNCHING = {"busy_share": 0.5, "host_shares": {"forward": 0.4, "backward": 0.4, "optimizer": 0.1}}
 # By code: what shows it, what just does not, and what knows too little.
 CASES: dict[str, tuple[Seen, list[Seen], list[Seen]]] = {
-    "F101": (seen(**waits(0.4)), [seen(**waits(0.04))], [seen(waterfall=())]),
+    "F101": (
+        seen(**waits(0.4)),
+        [seen(**waits(0.04)), seen(**waits(0.4), loader_sweep=swept(102.0))],
+        [seen(waterfall=())],
+    ),
     "F102": (
         seen(**workers(32)),
         [seen(**workers(16))],
@@ -532,3 +553,30 @@ def test_who_holds_what_grows_is_named_with_what_to_do() -> None:
     assert "losses[...] in train() holds 400 tensors, 400 MiB" in finding.evidence
     assert "added at train.py:41" in finding.evidence
     assert (finding.where, finding.fix) == ((holder.where,), "use .item()")
+
+
+def test_where_the_loaders_settings_were_tried_the_best_of_them_is_told() -> None:
+    found = BY_CODE["F101"].look(
+        seen(**waits(0.2), loader_sweep=swept(130.0, 150.0, best={"num_workers": 2, "pin_memory": True}))
+    )
+    assert found is not None
+    assert found.predicted_speedup == pytest.approx(1.5)
+    assert found.arithmetic == "measured: 150 / 100 samples a second = 1.50"
+    assert found.fix == "DataLoader(..., num_workers=2, pin_memory=True)"
+    assert found.severity == "high"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "why"),
+    [
+        (swept(None, reason="no setting is faster"), "no room"),
+        (LoaderSweep(rows=(), best=None, reason="the job has no pace"), "the job has no pace"),
+    ],
+)
+def test_a_sweep_that_measured_nothing_leaves_the_finding_but_is_not_advised_again(
+    sweep: LoaderSweep, why: str
+) -> None:
+    found = BY_CODE["F101"].look(seen(**waits(0.4), loader_sweep=sweep))
+    assert found is not None
+    assert why in found.fix
+    assert "--loader" not in found.fix

@@ -2,8 +2,11 @@
 
 import itertools
 import time
+from collections import Counter
 
-from flatout.inside.looks import Looks, rise
+import pytest
+
+from flatout.inside.looks import Looks, is_looked_at, rise
 
 
 def test_a_long_loop_is_looked_at_less_and_less() -> None:
@@ -41,3 +44,14 @@ def test_a_rise_is_from_earlier_to_later_looks_after_the_first_third() -> None:
     assert rise([(step, 10 * step) for step in range(30)]) == 10
     assert rise([(step, 1000 if step < 10 else 2000) for step in range(30)]) == 0
     assert rise([(1, 5), (2, 10), (3, 15)]) == 0
+
+
+def test_looks_fall_into_step_with_no_period_of_a_script() -> None:
+    seen = [step for step in range(1, 32_001) if is_looked_at(step)]
+    assert len(seen) == pytest.approx(1000, rel=0.02)
+    gaps = {later - earlier for earlier, later in itertools.pairwise(seen)}
+    assert max(gaps) < 100
+    for period in (2, 3, 4, 5, 8, 10, 16, 32, 50, 100):
+        places = Counter(step % period for step in seen)
+        assert len(places) == period
+        assert max(places.values()) < 1.7 * len(seen) / period

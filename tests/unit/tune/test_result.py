@@ -8,6 +8,7 @@ import pytest
 
 from flatout.records.plan import Choice
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung
+from flatout.tune.confirming import NOT_CONFIRMED
 from flatout.tune.result import Stages, _best, _gain_of_the_loader, _summary, capped
 from tests.profiles import profile
 
@@ -73,7 +74,7 @@ def test_a_plan_that_still_waits_goes_as_fast_as_its_own_run_went() -> None:
 
 def test_what_is_fast_and_refused_is_not_called_nothing() -> None:
     refused = LeverTrial(lever="bf16", safety="numeric", verdict="unsafe", reason="no", measured_speedup=1.69)
-    request: Any = SimpleNamespace(max_memory_bytes=None)
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="throughput")
     nothing = stages(None, [], chosen=(), confirmed=None, trials=(refused,))
     said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
     assert said == "nothing that the guard lets pass: bf16 1.69x, but not learning the same"
@@ -88,7 +89,7 @@ def test_a_limit_that_nothing_keeps_is_the_answer() -> None:
 
 
 def test_levers_that_somebody_left_out_are_counted() -> None:
-    request: Any = SimpleNamespace(max_memory_bytes=None)
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="throughput")
     trials = [
         LeverTrial(lever=name, safety="numeric", verdict="skipped", reason=reason)
         for name, reason in (
@@ -103,7 +104,7 @@ def test_levers_that_somebody_left_out_are_counted() -> None:
 
 
 def test_a_job_that_is_too_short_is_told_so_whatever_its_loader_showed() -> None:
-    request: Any = SimpleNamespace(max_memory_bytes=None)
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="throughput")
     short = "the job ends after 2 updates: too few to compare"
     trials = (
         LeverTrial(lever="loader", safety="exact", verdict="rejected", reason="no setting is faster"),
@@ -128,5 +129,25 @@ def test_what_could_not_be_told_is_not_called_nothing(
     figures = {"measured_speedup": speedup, "low": low, "high": high}
     trial = LeverTrial(lever="bf16", safety="numeric", verdict="rejected", reason=reason, **figures)
     nothing = stages(None, [], chosen=(), confirmed=None, trials=(trial,))
-    request: Any = SimpleNamespace(max_memory_bytes=None)
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="throughput")
     assert _summary(request, nothing, Pace(step_ms=1.0), 1.0).startswith(said)
+
+
+def test_what_was_not_confirmed_is_not_called_no_faster() -> None:
+    trial = LeverTrial(
+        lever="bf16", safety="numeric", verdict="rejected", reason=NOT_CONFIRMED, measured_speedup=1.26
+    )
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=(trial,))
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="throughput")
+    said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
+    assert said.startswith("nothing is certain: bf16 1.26x by turns, not confirmed in a process of its own")
+
+
+def test_where_memory_is_the_goal_nothing_is_said_of_speed() -> None:
+    trial = LeverTrial(
+        lever="bf16", safety="numeric", verdict="rejected", reason="428 MiB -> 516 MiB: no less"
+    )
+    nothing = stages(None, [], chosen=(), confirmed=None, trials=(trial,))
+    request: Any = SimpleNamespace(max_memory_bytes=None, goal="memory")
+    said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
+    assert said == "nothing to gain: 1 lever was tried, which made it take no less memory"

@@ -28,7 +28,7 @@ def modules_of(found: Timeline) -> tuple[ModuleUse, ...]:
     calls = _Nested(columns, _marks(columns))
     if not calls.count:
         return ()
-    operators, taken = _work(found)
+    operators, taken, all_taken = _work(found)
     if not len(operators):
         return ()
     forward = calls.around(columns.thread[operators], columns.start[operators])
@@ -42,7 +42,7 @@ def modules_of(found: Timeline) -> tuple[ModuleUse, ...]:
     size = len(numbers)
     ahead = np.bincount(label_of, weights=taken[some] * (forward[some] >= 0), minlength=size)
     whole = np.bincount(label_of, weights=taken[some], minlength=size)
-    total, names = float(taken.sum()) or 1.0, list(numbers)
+    total, names = all_taken or 1.0, list(numbers)
     return tuple(
         ModuleUse(
             name=names[number],
@@ -107,13 +107,15 @@ def _marks(columns: Columns) -> Any:
     return _NONE
 
 
-def _work(found: Timeline) -> tuple[Any, Any]:
-    """Operators, and for how long the device worked for each; without one, how long it took itself."""
+def _work(found: Timeline) -> tuple[Any, Any, float]:
+    """Operators, for how long the device worked for each, and in all; without one, how long they took."""
     columns, rows = found.columns, found.device_rows
     if not len(rows):
-        return own_time_of_rows(columns, found.start, found.end)
+        operators, own = own_time_of_rows(columns, found.start, found.end)
+        return operators, own, float(own.sum())
     operators, launched = launchers(columns, rows)
-    return operators, columns.length[launched].astype(np.float64)
+    # Kernels that no operator launched are in it, as they are in the shares of kernels and operators.
+    return operators, columns.length[launched].astype(np.float64), float(columns.length[rows].sum())
 
 
 def _derived(columns: Columns, operators: Any, calls: _Nested) -> Any:

@@ -29,6 +29,11 @@ _TOP = 25
 # Of the time, what dominates; times a step and microseconds each, what should be batched.
 _DOMINATES = 0.3
 _OFTEN, _SHORT_US = 300, 6.0
+_NO_STEPS = "no steps are marked"
+_MARKS = (
+    "torch marks them at profiler.step() only where the profiler has a schedule=; NVTX ranges do, as --nvtx "
+    "writes them"
+)
 _ORDER = (
     "input_wait", "host_to_device", "sync_stall", "launch_gap", "matmul", "attention", "memory_bound",
     "optimizer", "communication", "other_gpu", "host_compute", "unattributed",
@@ -44,8 +49,9 @@ def summarize(
     if not traces:
         return _of_counters(paths, counters)
     ranks: list[RankTrace] = []
-    slowest: tuple[float, TraceSummary] | None = None
-    for path in traces:
+    slowest: tuple[tuple[bool, float], TraceSummary] | None = None
+    shown, events = 0, 0
+    for number, path in enumerate(traces):
         columns = read_trace(path, processes=processes, on_read=on_read)
         found = timeline(columns)
         head = _head(path)
@@ -53,13 +59,16 @@ def summarize(
         if counters:
             summary = dataclasses.replace(summary, counters=beside_a_trace(counters, _kernel_ms(found)))
         ranks.append(_rank(path, found, head, summary))
-        pace = summary.step_ms.p50 if summary.step_ms is not None else found.length / 1e6
+        events += summary.events
+        # The length of a whole trace says nothing beside those of steps.
+        pace = (True, summary.step_ms.p50) if summary.step_ms is not None else (False, found.length / 1e6)
         if slowest is None or pace > slowest[0]:
-            slowest = pace, summary
+            slowest, shown = (pace, summary), number
     assert slowest is not None
+    ranks[shown] = dataclasses.replace(ranks[shown], shown=True)
     files = tuple(map(str, paths))
     several = tuple(ranks) if len(traces) > 1 else ()
-    return dataclasses.replace(slowest[1], files=files, ranks=several)
+    return dataclasses.replace(slowest[1], files=files, events=events, ranks=several)
 
 
 def _of_counters(paths: list[Path], counters: tuple[CounterUse, ...]) -> TraceSummary:
@@ -91,8 +100,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     name = columns.device_name or _device_name(head)
     reasons = {}
     if not found.step_ms:
-        marks = "profiler.step(), or NVTX ranges as --nvtx writes them"
-        reasons["step_ms"] = f"no steps are marked ({marks}): all times are of the whole trace"
+        reasons["step_ms"] = f"{_NO_STEPS} ({_MARKS}): all times are of the whole trace"
     if on_cores is None and has_device:
         reasons["tensor_core_share"] = "no product or convolution whose name says on what it runs"
     return TraceSummary(
@@ -110,7 +118,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
         tensor_core_share=on_cores,
         kernels_per_step=len(found.device_rows) / found.steps if has_device else None,
         skipped_events=columns.skipped,
-        advice=tuple(_advice(kernels, operators)),
+        advice=tuple(_advice(kernels, operators, "a step" if found.step_ms else "in all")),
         notes=_notes(columns, found),
         unknown=reasons,
     )
@@ -228,6 +236,7 @@ def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSumma
         step_ms=summary.step_ms.p50 if summary.step_ms is not None else None,
         busy_share=summary.busy_share,
         exposed_communication_ms=found.ms_of(exposed) if len(found.device_rows) else None,
+        unknown={} if summary.step_ms is not None else {"step_ms": _NO_STEPS},
     )
 
 
@@ -247,7 +256,7 @@ def _head(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse]) -> list[str]:
+def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse], per: str) -> list[str]:
     """What dominates, and what comes so often and is so short that it should be done at once."""
     told = []
     if kernels and kernels[0].share >= _DOMINATES:
@@ -261,7 +270,7 @@ def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse]) -> l
     if short:
         most = max(short, key=lambda one: one.calls)
         told.append(
-            f"batch these: {most.name}, {most.calls:,.0f} times a step, {each_us[most.name]:.1f} us each"
+            f"batch these: {most.name}, {most.calls:,.0f} times {per}, {each_us[most.name]:.1f} us each"
         )
     return told
 
