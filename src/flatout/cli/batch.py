@@ -13,7 +13,9 @@ from flatout.cli.options import Output, Size, common_options, new_run
 @click.command("batch", short_help=COMMANDS["batch"].purpose, context_settings=JOB_SETTINGS)
 @job_argument
 @click.option("--plan", "plan_path", default=None, metavar="FILE", help="Under the levers of this plan.")
-@click.option("--max-memory", type=Size(of_memory=True), metavar="SIZE", help="Into this much, such as 40GiB.")
+@click.option(
+    "--max-memory", type=Size(of_memory=True), metavar="SIZE", help="Into this much, such as 40GiB."
+)
 @click.option(
     "--headroom",
     type=click.FloatRange(0.0, 0.9),

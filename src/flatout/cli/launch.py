@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="NAME", help="Which: a name of `flatout gpus`, or its beginning: h100-80gb.")
 @click.option("--gpu-name", default="", metavar="NAME", help="What they are called there, if otherwise.")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores on each machine.")
-@click.option("--memory", type=Size(of_memory=True), metavar="SIZE", help="Memory of each machine, such as 64GiB.")
+@click.option(
+    "--memory", type=Size(of_memory=True), metavar="SIZE", help="Memory of each machine, such as 64GiB."
+)
 @click.option(
     "--plan", "plan_path", metavar="FILE", help=f"The plan to run under.  [default: {DEFAULT_PLAN}]"
 )
