@@ -35,12 +35,13 @@ import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+spoiled = [int(word) for word in sys.argv[1].split(",")]
 torch.manual_seed(7)
 model = torch.nn.Linear(4, 1)
 optimizer = Sgd(model.parameters())
 for step in range(8):
     model(torch.randn(8, 4)).square().mean().backward()
-    if step == 3 and rank == 1:
+    if step in spoiled and rank == 1:
         model.weight.grad[0, 0] = float("nan")
     before = model.weight.detach().clone()
     optimizer.step()
@@ -96,18 +97,13 @@ def test_without_the_option_losses_are_watched_and_told_of(flatout: Run, tmp_pat
     assert job(tmp_path)["updates"] is None
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
+
+
 @pytest.mark.timeout(600)
 def test_a_nan_on_one_rank_is_left_out_by_all(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANKS)
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "train.py",
-    )
-    done = flatout("run", "--as-written", "--on-nan", "skip", "--", *torchrun)
+    done = flatout("run", "--as-written", "--on-nan", "skip", "--", *TORCHRUN, "3")
     assert done.returncode == 0, done.stderr[-2000:]
     assert sorted(done.stdout.splitlines()) == [
         "rank 0 skipped 3",
@@ -115,6 +111,22 @@ def test_a_nan_on_one_rank_is_left_out_by_all(flatout: Run, tmp_path: Path) -> N
         "same True",
         "same True",
     ]
+
+
+@pytest.mark.timeout(600)
+def test_ranks_go_back_together(flatout: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    options = ("--as-written", "--on-nan", "rollback", "--patience", "2")
+    done = flatout("run", *options, "--", *TORCHRUN, "3,4")
+    assert done.returncode == 0, done.stderr[-2000:]
+    # The update after which they go back moves weights: to where they were.
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0 skipped 3",
+        "rank 1 skipped 3",
+        "same True",
+        "same True",
+    ]
+    assert done.stderr.count("back to what it was after update 2") == 1
 
 
 # Shapes of scripts whose updates are looked at, and how many those are.
@@ -152,11 +164,18 @@ def test_updates_that_nobody_can_look_at_are_counted(flatout: Run, tmp_path: Pat
     assert "more, in backward passes or graphs" in " ".join(done.stderr.split())
 
 
-def test_rolling_back_needs_a_checkpointer(flatout: Run, tmp_path: Path) -> None:
+def test_a_job_goes_back_to_a_good_state_and_on_to_its_end(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPOILED)
-    done = flatout("run", "--as-written", "--on-nan", "rollback", "train.py", "1")
-    assert done.returncode == 2
-    assert "flatout.Update" in done.stderr
+    options = ("--as-written", "--on-nan", "rollback", "--patience", "3")
+    done = flatout("run", *options, "train.py", "5,6,7")
+    assert done.returncode == 0
+    assert done.stdout == "finite True\n"
+    said = " ".join(done.stderr.split())
+    assert "3 updates in a row (6 to 8) have gradients that are not finite: back to what it was after" in said
+    assert "went back to a good state 1 time" in said
+    updates = job(tmp_path)["updates"]
+    assert isinstance(updates, dict)
+    assert (updates["skipped"], updates["rollbacks"]) == (3, 1)
 
 
 SWITCHED = (

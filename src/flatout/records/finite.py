@@ -43,7 +43,7 @@ class Updates:
         if self.most_in_a_row > 1:
             text += f" (at most {self.most_in_a_row} in a row)"
         if self.rollbacks:
-            text += f"; went back to a checkpoint {self.rollbacks} time{'s' if self.rollbacks > 1 else ''}"
+            text += f"; went back to a good state {self.rollbacks} time{'s' if self.rollbacks > 1 else ''}"
         if self.let_through:
             text += f"; {self.let_through:,} could not be skipped"
         if self.not_looked_at:

@@ -118,4 +118,4 @@ def _words_on_numbers(done: JobRun) -> list[str]:
 
 
 def _is_news(updates: Updates) -> bool:
-    return bool(updates.skipped or updates.let_through or updates.not_looked_at)
+    return bool(updates.skipped or updates.let_through or updates.not_looked_at or updates.rollbacks)

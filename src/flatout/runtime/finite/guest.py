@@ -2,7 +2,8 @@
 
 Every optimizer's update is looked at right before it is made, and left out where gradients are not finite,
 on all ranks alike. What a GradScaler steps, it looks at itself: that is only counted. Schedulers and averages
-are the script's own, and go on: a schedule may well count batches.
+are the script's own, and go on: a schedule may well count batches. Where too many are left out in a row, the
+job ends, or goes back to what it was when all was finite, on with the data that comes next.
 """
 
 import atexit
@@ -26,6 +27,7 @@ from flatout.records.finite import NOT_FINITE_FILE, Diagnosis
 from flatout.records.guest import Host
 from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
 from flatout.runtime.finite.evaluating import Evaluated
+from flatout.runtime.finite.good_states import GoodStates
 from flatout.runtime.finite.gradients import Look, look, nothing_found, parameters_of
 from flatout.runtime.finite.judging import diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
@@ -33,6 +35,8 @@ from flatout.runtime.finite.losses import LastLoss
 from flatout.runtime.finite.skipping import Flagged, Hidden, is_fused, takes_flag
 
 NAME = "on-nan"
+# After so many it is no accident any more.
+_ROLLBACKS = 3
 
 
 class FiniteUpdates:
@@ -52,6 +56,10 @@ class FiniteUpdates:
         # The optimizer that a scaler is stepping.
         self._scalers_own: Any = None
         self._works = True
+        self._good = GoodStates(host.torch) if host.order.on_nan == "rollback" else None
+        self._rollbacks = 0
+        # Why it has to go back, once the update under way is over: its gradients are of a lost state.
+        self._lost: Diagnosis | None = None
         self._not_looked_at = 0
         self._pid = os.getpid()
 
@@ -89,8 +97,10 @@ class FiniteUpdates:
         self._end()
         if optimizer is self._scalers_own:
             return None
-        self._settle(optimizer)
+        self._settle(optimizer, is_pending=True)
         self._under_way = optimizer
+        if self._lost is not None:
+            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if callable(closure):
             self._held = Evaluated(self._torch, optimizer, closure, self._look)
@@ -108,6 +118,9 @@ class FiniteUpdates:
             self._ledger(optimizer).note(held.answer(), let_through=held.let_through)
         self._end()
         self._loss.forget()
+        if self._lost is not None:
+            self._go_back()
+            return
         if not isinstance(held, Flagged) or not held.is_on_gpu:  # the host knows already
             self._settle(optimizer)
 
@@ -165,13 +178,16 @@ class FiniteUpdates:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled() or guest._scalers_own is not None:
                 return real(scaler, optimizer, *args, **kwargs)
-            guest._settle(optimizer)
+            guest._settle(optimizer, is_pending=True)
             guest._scalers_own = optimizer
             try:
                 result = real(scaler, optimizer, *args, **kwargs)
             finally:
                 guest._scalers_own = None
-            guest._note_scalers(scaler, optimizer)
+            if guest._lost is not None:
+                guest._go_back()
+            else:
+                guest._note_scalers(scaler, optimizer)
             return result
 
         return unseen(step)
@@ -199,8 +215,11 @@ class FiniteUpdates:
             self._all.append(ledger)
         return ledger
 
-    def _settle(self, optimizer: Any) -> None:
-        """How the last update of this optimizer went; where that is enough, the job ends here."""
+    def _settle(self, optimizer: Any, *, is_pending: bool = False) -> None:
+        """How the last update of this optimizer went; where that is enough, the job ends here, or goes back.
+
+        `is_pending`: gradients are there, and the next update is about to be made.
+        """
         ledger = self._ledger(optimizer)
         outcome = ledger.settle()
         if outcome is None:
@@ -208,15 +227,50 @@ class FiniteUpdates:
         if not outcome.was_skipped:
             if ledger.made % 256 == 1:
                 self._tell_the_session()
-            return
+            if self._good is None or self._is_kept(self._good, ledger):
+                return
+        else:
+            self._tell_the_session()
+            word = word_on(ledger, outcome)
+            if word and rank_of(self._torch) == 0:
+                sys.stderr.write(f"flatout: {word}\n")
+            order = self._host.order
+            if not is_enough(ledger, outcome, "stop" if order.on_nan == "stop" else "skip", order.patience):
+                return
         rank = rank_of(self._torch)
+        diagnosis = diagnose(self._torch, ledger, optimizer, self._host.roots(), rank)
+        if self._good is None or self._rollbacks >= _ROLLBACKS or not self._good.has_any:
+            self._stop(diagnosis)
+        self._lost = diagnosis
+        if not is_pending:
+            self._go_back()
+
+    def _is_kept(self, good: GoodStates, ledger: Ledger) -> bool:
+        """Whether all is well; a copy is kept where one is due, of all models and optimizers together."""
+        if (
+            ledger is not self._all[0]
+            or any(one.in_a_row for one in self._all)
+            or not good.is_due(ledger.made)
+        ):
+            return True
+        is_sound = good.keep(ledger.made, self._host.roots(), list(self._ledgers))
+        if good.problem and rank_of(self._torch) == 0:
+            sys.stderr.write(f"flatout: there is nothing to go back to: {good.problem}\n")
+        return is_sound
+
+    def _go_back(self) -> None:
+        """Whatever the update that is just over has done is undone with it."""
+        assert self._good is not None
+        assert self._lost is not None
+        diagnosis, self._lost = self._lost, None
+        update = self._good.go_back()
+        self._rollbacks += 1
+        for ledger in self._all:
+            ledger.begin_anew()
         self._tell_the_session()
-        word = word_on(ledger, outcome)
-        if word and rank == 0:
-            sys.stderr.write(f"flatout: {word}\n")
-        order = self._host.order
-        if is_enough(ledger, outcome, "stop" if order.on_nan == "stop" else "skip", order.patience):
-            self._stop(diagnose(self._torch, ledger, optimizer, self._host.roots(), rank))
+        if rank_of(self._torch) == 0:
+            place = f"back to what it was after update {update}, on with the next batch"
+            sys.stderr.write(f"flatout: {diagnosis.headline()}: {place}\n")
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """No `except Exception` of the script's goes on from here; `finally` blocks find a good state."""
@@ -235,6 +289,7 @@ class FiniteUpdates:
             "skipped": sum(one.skipped for one in counts),
             "in_a_row": max((one.in_a_row for one in counts), default=0),
             "most_in_a_row": max((one.most_in_a_row for one in counts), default=0),
+            "rollbacks": self._rollbacks,
             "let_through": sum(one.let_through for one in counts),
             "not_looked_at": self._not_looked_at,
             "loss_scale": scales[-1] if scales else None,
