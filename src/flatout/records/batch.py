@@ -13,12 +13,14 @@ class BatchTrial:
     samples_per_s: float | None
     step_ms: float | None
     peak_bytes: int | None
-    # `fits`, `too large`, or how the run ended.
+    # `fits`, `too large`, `too few samples`, or how the run ended.
     outcome: str
+    # Samples in the largest batch that reached the model.
+    reached: int | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fill_reasons(self, default=f"the run: {self.outcome}")
+        fill_reasons(self, default=f"the run: {self.outcome}", reasons={"reached": "not seen"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def find_knee(
     second: int | None = None,
 ) -> Found:
     """From the size as written up or down; `first` was executed, and fits. `second` is to come next."""
-    most = most or first.batch * _LARGEST_FACTOR
+    beyond = most or first.batch * _LARGEST_FACTOR
     trials = {first.batch: first}
     if second is not None:
         trials[second] = run(second)
@@ -55,6 +55,7 @@ def find_knee(
         if len(trials) > 1 and time.monotonic() > deadline:
             reason = OUT_OF_TIME
             break
+        most = _most(trials, beyond)
         size = _next(trials, room_bytes, headroom, most)
         if size is None:
             break
@@ -65,10 +66,20 @@ def find_knee(
     rooms = [one for one in good if _has_room(one, room_bytes, headroom)] or [min(good, key=_size)]
     fastest = max(one.samples_per_s or 0.0 for one in rooms)
     best = min((one for one in rooms if (one.samples_per_s or 0.0) >= fastest * (1 - KNEE)), key=_size)
+    most = _most(trials, beyond)
     limit = _largest(trials, room_bytes, headroom, most)
+    lacks_room = limit < most or any(one.outcome not in (FITS, TOO_FEW) for one in trials.values())
     if best.batch == max(map(_size, rooms)) and (len(good) < len(trials) or limit < 2 * best.batch):
-        reason = "a larger one would not fit, or leave too little room"
+        if lacks_room:
+            reason = "a larger one would not fit, or leave too little room"
+        elif most < beyond:
+            reason = f"no batch of this data set has more than {most} samples"
     return Found(best, tuple(trials[size] for size in sorted(trials)), reason)
+
+
+def _most(trials: dict[int, BatchTrial], beyond: int) -> int:
+    """The largest size that there can be: where a batch was to be larger, what reached the model."""
+    return min([beyond, *(one.reached for one in trials.values() if one.outcome == TOO_FEW and one.reached)])
 
 
 def _next(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float, most: int) -> int | None:

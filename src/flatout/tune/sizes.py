@@ -1,5 +1,6 @@
 """Runs of a job with batches of several sizes, each in a process of its own."""
 
+import dataclasses
 from collections.abc import Iterable
 
 from flatout.records.batch import BatchTrial
@@ -87,11 +88,18 @@ class Sizes:
             self.samples[size] = found.profile.samples_per_step
         if found.pace is not None:
             self.paces[size] = found.pace
-        if reached is not None and reached < size * (1 - _ABOUT):
-            return BatchTrial(
-                batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome=TOO_FEW
-            ), reached
-        return self.trial(size, found.pace, found.outcome), reached
+        trial = self.trial(size, found.pace, found.outcome)
+        if reached is not None:
+            trial = dataclasses.replace(trial, reached=round(reached))
+            if reached < size * (1 - _ABOUT):
+                trial = _too_few(size, round(reached))
+        return trial, reached
+
+
+def _too_few(size: int, reached: int) -> BatchTrial:
+    return BatchTrial(
+        batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome=TOO_FEW, reached=reached
+    )
 
 
 def batch_of(profile: Profile) -> int:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.records.batch import BatchTrial
-from flatout.tune.knee import FITS, KNEE, doubling_trials, find_knee
+from flatout.tune.knee import FITS, KNEE, TOO_FEW, doubling_trials, find_knee
 
 GIB = 1 << 30
 
@@ -79,6 +79,22 @@ def test_twice_the_first_does_not_fit() -> None:
 
 def test_a_data_set_smaller_than_the_batch() -> None:
     assert Job(fixed=1000.0, each=0.01, each_gib=0.0001).found(most=100).batch <= 100
+
+
+def test_a_batch_that_was_smaller_than_asked_for_is_the_largest_that_there_is() -> None:
+    job = Job(fixed=1000.0, each=0.01, each_gib=0.0001)
+
+    def run(size: int) -> BatchTrial:
+        if size <= 100:
+            return job.run(size)
+        return BatchTrial(
+            batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome=TOO_FEW, reached=100
+        )
+
+    found = find_knee(job.run(16), run, room_bytes=80 * GIB, headroom=0.1)
+    assert found.best.batch == 100
+    assert found.reason == "no batch of this data set has more than 100 samples"
+    assert [one.outcome for one in found.trials].count(TOO_FEW) == 1
 
 
 def test_half_the_runs_of_doubling_and_bisecting() -> None:

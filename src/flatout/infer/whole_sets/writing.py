@@ -53,6 +53,7 @@ class Writer:
         self._gathered: list[dict[str, torch.Tensor]] = []
         self._part_size: int | None = None
         self._failed: BaseException | None = None
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._work, daemon=True, name="flatout-writer")
         self._thread.start()
 
@@ -75,14 +76,9 @@ class Writer:
         self._raise()
 
     def abandon(self) -> None:
-        """Something else failed: whole shards stay, the rest is dropped."""
-        self._failed = self._failed or RuntimeError("abandoned")
-        while self._thread.is_alive():
-            try:
-                self._queue.put_nowait(None)
-                break
-            except queue.Full:
-                self._thread.join(0.05)
+        """Something else failed: whole shards of what was handed over stay, the rest is dropped."""
+        self._is_abandoned = True
+        self._queue.put(None)
         self._thread.join()
 
     def _start(self, tensors: dict[str, torch.Tensor], part_size: int | None) -> _Leaving:
@@ -104,7 +100,7 @@ class Writer:
         while (leaving := self._queue.get()) is not None:
             if self._failed is None:
                 self._heard(lambda: self._take(leaving))
-        if self._gathered and self._failed is None:
+        if self._gathered and self._failed is None and not self._is_abandoned:
             self._heard(self._flush)
 
     def _heard(self, work: Callable[[], None]) -> None:
