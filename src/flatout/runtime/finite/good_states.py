@@ -1,195 +1,216 @@
 """What a training was like when all of it was finite, to go back to where there is no checkpoint.
 
-Copies of parameters, buffers and the optimizers' states wait in the host's memory: the newest two, since the
-newest may be of a training that was lost already and did not show it. They are taken every so many updates,
-fewer the longer a copy takes. All ranks take them, and go back, at the same update.
+The newest two snapshots wait in the host's memory, since the newest may be of a training that was lost
+already and did not show it; one alone where there is no room for two. They are taken every so many updates,
+fewer the longer they take, and where an optimizer has come that the newest one lacks. All ranks take them,
+and go back, at the same update: what they decide by, they count or agree on.
 """
 
-import copy
 import dataclasses
+import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from flatout.levers.offloading import host_has_room
-from flatout.levers.optimizer_states import wait_for_states
 from flatout.records.words import memory_size
 from flatout.runtime.finite.agreement import agree
-from flatout.runtime.finite.gradients import are_finite, parameters_of
+from flatout.runtime.finite.first_seen import FirstSeen
+from flatout.runtime.finite.gradients import are_finite
+from flatout.runtime.finite.ledger import Ledger
+from flatout.runtime.finite.snapshot import Snapshot, Training, bytes_of
 
 _FEWEST_UPDATES = 50
-# Of the time, what copies may take.
+# By then states exist.
+_FIRST = 2
+# Of the time, what snapshots may take.
 _SHARE = 0.01
 _KEPT = 2
-
-
-@dataclasses.dataclass
-class _State:
-    update: int
-    # Each tensor of the training, and its copy.
-    values: list[tuple[Any, Any]]
-    # Of each optimizer, by parameter and name: a copy, or what is no tensor.
-    states: list[tuple[Any, dict[Any, dict[str, Any]]]]
+# Who has made none of so many updates has ended, or rests.
+_SILENT = 64
+# Snapshots before their time, for optimizers that came: there may be one for every task, without end.
+_MOST_EARLY = 16
+T = TypeVar("T")
+Seen = Literal["sound", "repaired", "lost"]
 
 
 class GoodStates:
-    """Copies of a training, the newest last."""
+    """Snapshots of a training, the newest last."""
 
     def __init__(self, torch: Any, *, fewest_updates: int = _FEWEST_UPDATES) -> None:
         self._torch = torch
         self._fewest = fewest_updates
-        self._kept: list[_State] = []
-        self._next = 2  # by then every optimizer has been seen
+        self._kept: list[Snapshot] = []
+        self._spare: Snapshot | None = None
+        self._most = _KEPT
+        self._next = _FIRST
+        self._early = 0
+        self._leader: Ledger | None = None
+        # When the last one was taken, and after how many updates.
         self._ended: tuple[float, int] | None = None
-        # By its id: whether a buffer was finite at first. Masks hold infinities for good.
-        self._finite_buffers: dict[int, bool] = {}
-        # Why there are no copies, where there can be none.
+        self._sizes: tuple[int, ...] = ()
+        self._first_seen = FirstSeen(torch)
+        # Why there are none, where there can be none.
         self.problem = ""
 
-    @property
-    def has_any(self) -> bool:
-        """Whether there is a copy to go back to."""
-        return bool(self._kept)
+    def reaches(self, ledger: Ledger) -> bool:
+        """Whether there is a snapshot that knows the optimizer of this ledger."""
+        return any(ledger in one.updates for one in self._kept)
 
-    def is_due(self, update: int) -> bool:
-        """Whether a copy is to be taken after this update, which went well."""
-        return not self.problem and update >= self._next
+    def is_due(self, made: int, ledger: Ledger, ledgers: Sequence[Ledger]) -> bool:
+        """Whether to take one, after `made` updates of all; the newest was this ledger's, and went well.
 
-    def keep(self, update: int, models: Sequence[Any], optimizers: Sequence[Any]) -> bool:
-        """Take a copy; or say that something is not finite, which then is not kept. All ranks must ask."""
-        began = time.monotonic()
-        for optimizer in optimizers:
-            wait_for_states(optimizer)
-        values = _values(models, optimizers)
-        if not self._are_sound(values, models, optimizers):
-            self._next = update + self._fewest
-            return False
-        states = [(one, dict(one.state)) for one in optimizers]
-        if not self._has_room(values, states):
-            return True
-        spare = self._kept.pop(0) if len(self._kept) == _KEPT else None
-        self._kept.append(self._copy(update, values, states, spare))
-        self._next = update + self._until_next(began, update)
-        return True
-
-    def go_back(self) -> int | None:
-        """As it was when the newest copy was taken: after which update; None where there is no copy.
-
-        Asked again before there is another, it goes back further.
+        One optimizer leads, so that it is always the same moment of a round; another, when it falls silent.
         """
+        if self.problem:
+            return False
+        if self._leader is None or made - self._leader.last_at > _SILENT:
+            self._leader = ledger
+        if ledger is not self._leader or ledger.made < _FIRST:
+            return False
+        is_new = self._early < _MOST_EARLY and _sizes(ledgers) != self._sizes
+        if made < self._next and not (is_new and self._kept):
+            return False
+        return not any(one.in_a_row and made - one.last_at <= _SILENT for one in ledgers)
+
+    def keep(self, made: int, ledgers: Sequence[Ledger], training: Training) -> Seen:
+        """Take one, unless something is not finite. All ranks must ask.
+
+        Buffers that alone are spoiled are put back at once.
+        """
+        began = time.monotonic()
+        if made < self._next:
+            self._early += 1
+        self._sizes = _sizes(ledgers)
+        look, problem = _tried(lambda: self._look(training))
+        is_lost, are_buffers_lost, lacks_two, lacks_one, has_failed = self._agreed(
+            [*(look or _Look()).flags, float(bool(problem))], training
+        )
+        self._next = made + self._fewest
+        if has_failed or look is None:
+            self._give_up(problem)
+        elif is_lost:
+            return "lost"
+        elif are_buffers_lost:
+            return self._repair()
+        elif lacks_one:
+            needed = memory_size(look.needed_bytes)
+            self._give_up(f"the host has no room for a copy of the training ({needed})")
+        else:
+            self._most = 1 if lacks_two else self._most
+            self._take(training, look.changing, began, made)
+        return "sound"
+
+    def go_back(self, made: int, ledger: Ledger, training: Training) -> int | None:
+        """As it was in the newest snapshot that knows the optimizer in trouble.
+
+        After which of its updates that was; None where it did not work. Asked again before there is another
+        snapshot, it goes back further.
+        """
+        while self._kept and ledger not in self._kept[-1].updates:
+            self._spare = self._kept.pop()
         if not self._kept:
             return None
-        state = self._kept.pop() if len(self._kept) > 1 else self._kept[-1]
-        with self._torch.no_grad():
-            for tensor, kept in state.values:
-                _local(tensor).copy_(kept)
-            for optimizer, by_parameter in state.states:
-                wait_for_states(optimizer)
-                for parameter in [one for one in optimizer.state if one not in by_parameter]:
-                    del optimizer.state[parameter]
-                for parameter, kept in by_parameter.items():
-                    self._put_back(optimizer.state[parameter], kept, parameter)
-        return state.update
+        snapshot = self._kept[-1]
+        if len(self._kept) > 1:
+            self._spare = self._kept.pop()
+        self._next = made + self._fewest
+        _, problem = _tried(snapshot.put_back)
+        [has_failed] = self._agreed([float(bool(problem))], training)
+        return None if has_failed else snapshot.updates[ledger]
 
-    def _are_sound(self, values: Iterable[Any], models: Sequence[Any], optimizers: Sequence[Any]) -> bool:
-        buffers = {id(one): one for model in models for one in model.buffers()}
-        for key, one in buffers.items():
-            if key not in self._finite_buffers:
-                self._finite_buffers[key] = not bool(are_finite(self._torch, [one]))
-        held = [one for one in values if self._finite_buffers.get(id(one), True)]
-        states = [
-            one
-            for optimizer in optimizers
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for one in state.values()
-            if isinstance(one, self._torch.Tensor)
-        ]
-        return not bool(agree(self._torch, are_finite(self._torch, [*held, *states])))
-
-    def _has_room(self, values: Sequence[Any], states: Sequence[tuple[Any, dict[Any, Any]]]) -> bool:
-        """On every rank; else there will be no copies."""
-        if len(self._kept) == _KEPT:
-            return True
-        tensors = [one for _, by_parameter in states for state in by_parameter.values() for one in _in(state)]
-        needed = sum(_local(one).nbytes for one in (*values, *tensors) if hasattr(one, "nbytes"))
-        lacks = self._torch.tensor(0.0 if host_has_room(needed) else 1.0, device=_device_of(values))
-        if bool(agree(self._torch, lacks)):
-            self.problem = f"the host has no room for a copy of the training ({memory_size(needed)})"
-        return not self.problem
-
-    def _copy(
-        self, update: int, values: Sequence[Any], states: Sequence[tuple[Any, Any]], spare: _State | None
-    ) -> _State:
-        free = {id(tensor): kept for tensor, kept in spare.values} if spare is not None else {}
-        return _State(
-            update,
-            [(one, self._copied(one, free.get(id(one)))) for one in values],
-            [
-                (optimizer, {parameter: self._copied_state(state) for parameter, state in found.items()})
-                for optimizer, found in states
-            ],
+    def _look(self, training: Training) -> "_Look":
+        torch = self._torch
+        changing = self._first_seen.changing(training)
+        values, states = [*training.held(), *changing], training.states(torch)
+        needed = bytes_of([*values, *states, *training.buffers().values()])
+        oldest = self._kept[0] if self._kept else None
+        spare = oldest if len(self._kept) >= self._most else self._spare
+        return _Look(
+            changing=changing,
+            needed_bytes=needed,
+            is_lost=bool(are_finite(torch, [*self._first_seen.meant_to_be_finite(values), *states])),
+            are_buffers_lost=self._first_seen.has_spoiled_buffers(training),
+            lacks_two=_lacks_room(needed, spare),
+            lacks_one=_lacks_room(needed, oldest or spare),
         )
 
-    def _copied(self, tensor: Any, into: Any = None) -> Any:
-        own = _local(tensor)
-        if into is None or into.shape != own.shape or into.dtype != own.dtype:
-            into = self._torch.empty(own.shape, dtype=own.dtype)
-        return into.copy_(own)
-
-    def _copied_state(self, state: Any) -> Any:
-        if not isinstance(state, dict):
-            return copy.deepcopy(state)
-        is_tensor = self._torch.Tensor
-        return {
-            name: self._copied(one) if isinstance(one, is_tensor) else copy.deepcopy(one)
-            for name, one in state.items()
-        }
-
-    def _put_back(self, state: Any, kept: Any, parameter: Any) -> None:
-        if not isinstance(state, dict):
+    def _take(self, training: Training, changing: Sequence[Any], began: float, made: int) -> None:
+        spare, self._spare = self._spare, None
+        while len(self._kept) >= self._most:
+            spare = self._kept.pop(0)
+        taken, problem = _tried(lambda: Snapshot(self._torch, training, changing, spare))
+        has_failed, wanted = self._agreed([float(bool(problem)), self._until_next(began, made)], training)
+        if has_failed or taken is None:
+            self._give_up(problem)
             return
-        for name in [one for one in state if one not in kept]:
-            del state[name]
-        for name, value in kept.items():
-            now = state.get(name)
-            if not isinstance(value, self._torch.Tensor):
-                state[name] = copy.deepcopy(value)
-            elif isinstance(now, self._torch.Tensor) and _local(now).shape == value.shape:
-                _local(now).copy_(value)
-            else:
-                state[name] = value.to(parameter.device, copy=True)
+        self._kept.append(taken)
+        self._next = made + int(wanted)
 
-    def _until_next(self, began: float, update: int) -> int:
-        """Updates until the next copy: as many as make this one cost little."""
+    def _repair(self) -> Seen:
+        """A batch norm's statistics after a bad batch, while all else is well."""
+        self._first_seen.count_repair()
+        if self._kept:
+            self._kept[-1].put_back_buffers()
+        return "repaired"
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem or "it did not work on another rank"
+        self._kept, self._spare = [], None
+
+    def _agreed(self, flags: list[float], training: Training) -> list[float]:
+        held = training.held()
+        device = held[0].device if held else "cpu"
+        found: list[float] = agree(self._torch, self._torch.tensor(flags, device=device)).tolist()
+        return found
+
+    def _until_next(self, began: float, made: int) -> float:
+        """Updates until the next one: as many as make this one cost little."""
         ended = time.monotonic()
         wanted = float(self._fewest)
-        if self._ended is not None and update > self._ended[1]:
-            each = max(1e-6, (began - self._ended[0]) / (update - self._ended[1]))
+        if self._ended is not None and made > self._ended[1]:
+            each = max(1e-6, (began - self._ended[0]) / (made - self._ended[1]))
             wanted = max(wanted, (ended - began) / (_SHARE * each))
-        self._ended = ended, update
-        device = _device_of([tensor for tensor, _ in self._kept[-1].values])
-        return int(agree(self._torch, self._torch.tensor(min(wanted, 1e6), device=device)))
+        self._ended = ended, made
+        return min(wanted, 1e6)
 
 
-def _values(models: Sequence[Any], optimizers: Sequence[Any]) -> list[Any]:
-    """All that a training changes of its models, each once."""
-    found = {id(one): one for optimizer in optimizers for one in parameters_of(optimizer)}
-    for model in models:
-        for one in (*model.parameters(), *model.buffers()):
-            found.setdefault(id(one), one)
-    return list(found.values())
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What this rank found before a snapshot."""
+
+    is_lost: bool = False
+    # Buffers alone are spoiled.
+    are_buffers_lost: bool = False
+    # No room for one more; and not even in the place of what is kept.
+    lacks_two: bool = False
+    lacks_one: bool = False
+    needed_bytes: int = 0
+    # Parameters that no optimizer has, and that change.
+    changing: Sequence[Any] = ()
+
+    @property
+    def flags(self) -> list[float]:
+        """For the other ranks."""
+        return [float(one) for one in (self.is_lost, self.are_buffers_lost, self.lacks_two, self.lacks_one)]
 
 
-def _in(state: Any) -> list[Any]:
-    return list(state.values()) if isinstance(state, dict) else []
+def _sizes(ledgers: Sequence[Ledger]) -> tuple[int, ...]:
+    return tuple(ledger.parameters for ledger in ledgers)
 
 
-def _local(tensor: Any) -> Any:
-    """This rank's part of it, outside of any graph."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _lacks_room(needed: int, spare: Snapshot | None) -> bool:
+    """Whether this host has too little for it, on all of its ranks, beside what is used again."""
+    there = (
+        sum(one.numel() * one.element_size() for one in spare.tensors.values()) if spare is not None else 0
+    )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return needed > there and not host_has_room((needed - there) * ranks)
 
 
-def _device_of(tensors: Sequence[Any]) -> Any:
-    return tensors[0].device if tensors else "cpu"
+def _tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What came of it, or what is wrong: a tensor that nobody foresaw is no reason for a job to end."""
+    try:
+        return work(), ""
+    except Exception as error:  # noqa: BLE001 - told, and agreed on with all ranks
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]

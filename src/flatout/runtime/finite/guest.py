@@ -33,6 +33,7 @@ from flatout.runtime.finite.judging import diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
 from flatout.runtime.finite.losses import LastLoss
 from flatout.runtime.finite.skipping import Flagged, Hidden, is_fused, takes_flag
+from flatout.runtime.finite.snapshot import Training
 
 NAME = "on-nan"
 # After so many it is no accident any more.
@@ -58,8 +59,14 @@ class FiniteUpdates:
         self._works = True
         self._good = GoodStates(host.torch) if host.order.on_nan == "rollback" else None
         self._rollbacks = 0
+        # Updates of all optimizers that went well.
+        self._made = 0
+        self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         # Why it has to go back, once the update under way is over: its gradients are of a lost state.
         self._lost: Diagnosis | None = None
+        # Whose next update is of a lost state still, until the one in trouble begins its own again.
+        self._stale: set[Ledger] = set()
+        self._troubled: Ledger | None = None
         self._not_looked_at = 0
         self._pid = os.getpid()
 
@@ -95,13 +102,15 @@ class FiniteUpdates:
         if self._is_not_ours(optimizer):
             return None
         self._end()
+        if optimizer is not self._scalers_own:
+            self._settle(optimizer, is_pending=True)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure) and (self._is_stale(optimizer) or self._lost is not None):
+            self._under_way, self._held = optimizer, Hidden(optimizer)
+            return None
         if optimizer is self._scalers_own:
             return None
-        self._settle(optimizer, is_pending=True)
         self._under_way = optimizer
-        if self._lost is not None:
-            return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if callable(closure):
             self._held = Evaluated(self._torch, optimizer, closure, self._look)
             if "closure" in kwargs:
@@ -118,6 +127,8 @@ class FiniteUpdates:
             self._ledger(optimizer).note(held.answer(), let_through=held.let_through)
         self._end()
         self._loss.forget()
+        if optimizer is self._scalers_own:
+            return
         if self._lost is not None:
             self._go_back()
             return
@@ -178,7 +189,9 @@ class FiniteUpdates:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled() or guest._scalers_own is not None:
                 return real(scaler, optimizer, *args, **kwargs)
+            guest._scalers.add(scaler)
             guest._settle(optimizer, is_pending=True)
+            is_left_out = guest._lost is not None or guest._is_stale(optimizer, is_over=False)
             guest._scalers_own = optimizer
             try:
                 result = real(scaler, optimizer, *args, **kwargs)
@@ -186,7 +199,7 @@ class FiniteUpdates:
                 guest._scalers_own = None
             if guest._lost is not None:
                 guest._go_back()
-            else:
+            elif not is_left_out:
                 guest._note_scalers(scaler, optimizer)
             return result
 
@@ -224,6 +237,8 @@ class FiniteUpdates:
         outcome = ledger.settle()
         if outcome is None:
             return
+        self._made += not outcome.was_skipped
+        ledger.last_at, ledger.parameters = self._made, len(parameters_of(optimizer))
         if not outcome.was_skipped:
             if ledger.made % 256 == 1:
                 self._tell_the_session()
@@ -232,45 +247,67 @@ class FiniteUpdates:
         else:
             self._tell_the_session()
             word = word_on(ledger, outcome)
-            if word and rank_of(self._torch) == 0:
-                sys.stderr.write(f"flatout: {word}\n")
+            if word:
+                self._say(word)
             order = self._host.order
             if not is_enough(ledger, outcome, "stop" if order.on_nan == "stop" else "skip", order.patience):
                 return
         rank = rank_of(self._torch)
         diagnosis = diagnose(self._torch, ledger, optimizer, self._host.roots(), rank)
-        if self._good is None or self._rollbacks >= _ROLLBACKS or not self._good.has_any:
+        if self._good is None or self._rollbacks >= _ROLLBACKS or not self._good.reaches(ledger):
             self._stop(diagnosis)
-        self._lost = diagnosis
+        self._lost, self._troubled = diagnosis, ledger
         if not is_pending:
             self._go_back()
 
     def _is_kept(self, good: GoodStates, ledger: Ledger) -> bool:
-        """Whether all is well; a copy is kept where one is due, of all models and optimizers together."""
-        if (
-            ledger is not self._all[0]
-            or any(one.in_a_row for one in self._all)
-            or not good.is_due(ledger.made)
-        ):
+        """Whether all is well; a snapshot is taken where one is due."""
+        if not good.is_due(self._made, ledger, self._all):
             return True
-        is_sound = good.keep(ledger.made, self._host.roots(), list(self._ledgers))
-        if good.problem and rank_of(self._torch) == 0:
-            sys.stderr.write(f"flatout: there is nothing to go back to: {good.problem}\n")
-        return is_sound
+        seen = good.keep(self._made, self._all, self._training())
+        if good.problem:
+            self._say(f"there is nothing to go back to: {good.problem}")
+        if seen == "repaired":
+            self._say("buffers of the model held values that are no numbers: they are as they were before")
+        return seen != "lost"
+
+    def _training(self) -> Training:
+        optimizers = [(ledger, optimizer) for optimizer, ledger in self._ledgers.items()]
+        return Training(self._host.roots(), optimizers, list(self._scalers))
+
+    def _is_stale(self, optimizer: Any, *, is_over: bool = True) -> bool:
+        """Whether its gradients may be of before the job went back; it is asked once of each.
+
+        Another optimizer's graph may have been under way then (a generator's, while its critic is updated).
+        """
+        ledger = self._ledgers.get(optimizer)
+        if ledger is self._troubled:
+            self._stale.clear()
+        is_stale = ledger in self._stale
+        if is_over and ledger is not None:
+            self._stale.discard(ledger)
+        return is_stale
+
+    def _say(self, words: str) -> None:
+        if rank_of(self._torch) == 0:
+            sys.stderr.write(f"flatout: {words}\n")
 
     def _go_back(self) -> None:
         """Whatever the update that is just over has done is undone with it."""
         assert self._good is not None
         assert self._lost is not None
+        assert self._troubled is not None
         diagnosis, self._lost = self._lost, None
-        update = self._good.go_back()
+        update = self._good.go_back(self._made, self._troubled, self._training())
+        if update is None:
+            self._stop(diagnosis)
         self._rollbacks += 1
         for ledger in self._all:
             ledger.begin_anew()
+        self._stale = set(self._all) - {self._troubled}
         self._tell_the_session()
-        if rank_of(self._torch) == 0:
-            place = f"back to what it was after update {update}, on with the next batch"
-            sys.stderr.write(f"flatout: {diagnosis.headline()}: {place}\n")
+        place = f"back to what it was after update {update}, on with the next batch"
+        self._say(f"{diagnosis.headline()}: {place}")
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """No `except Exception` of the script's goes on from here; `finally` blocks find a good state."""

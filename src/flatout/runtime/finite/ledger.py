@@ -77,6 +77,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.updates = 0
+        # When it made its last update, by the count of all optimizers'; and how many parameters it had.
+        self.last_at = self.parameters = 0
         self.made = self.skipped = self.in_a_row = self.most_in_a_row = self.rollbacks = self.let_through = 0
         self.last_finite_loss: float | None = None
         self.loss_scales: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)

@@ -1,0 +1,71 @@
+"""What a training's tensors were like when they were first seen: some are meant to hold what is no number."""
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.runtime.finite.gradients import are_finite, plain_values
+from flatout.runtime.finite.snapshot import Training, norms_of, numbers_in
+
+# After so many times, values that are no numbers are what a buffer is meant to hold.
+_REPAIRS = 3
+
+
+@dataclasses.dataclass
+class _Seen:
+    """A tensor, and what it was like at first."""
+
+    tensor: weakref.ref[Any]
+    was_finite: bool
+    norm: float = 0.0
+    changes: bool = False
+
+
+class FirstSeen:
+    """What is known of a training's tensors since they were first seen."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._seen: dict[int, _Seen] = {}
+        # Buffers, by module and name, that are meant to hold what is no number.
+        self._meant: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._repairs = 0
+
+    def meant_to_be_finite(self, tensors: Sequence[Any]) -> list[Any]:
+        """Without those that were not from the start."""
+        return [one for one in tensors if self._first_look(one).was_finite]
+
+    def changing(self, training: Training) -> list[Any]:
+        """Parameters that no optimizer has, and that change all the same."""
+        unheld = training.unheld()
+        for one, norm in zip(unheld, norms_of(self._torch, unheld), strict=True):
+            seen = self._first_look(one, norm)
+            seen.changes = seen.changes or not (norm == seen.norm or norm != norm)  # or NaN
+        return [one for one in unheld if self._first_look(one).changes]
+
+    def has_spoiled_buffers(self, training: Training) -> bool:
+        """Whether one holds what is no number, and did not at first. Masks hold infinities for good."""
+        found = training.buffers()
+        values = [plain_values(self._torch, one.detach()) for one in found.values()]
+        marks = [None if one is None else one.isnan().any().float() for one in values]
+        is_spoiled = False
+        for (model, name), mark in zip(found, numbers_in(self._torch, marks), strict=True):
+            known, meant = self._known.setdefault(model, set()), self._meant.setdefault(model, set())
+            if mark and (name not in known or self._repairs >= _REPAIRS):
+                meant.add(name)
+            is_spoiled = is_spoiled or (bool(mark) and name not in meant)
+            known.add(name)
+        return is_spoiled
+
+    def count_repair(self) -> None:
+        """Buffers were put back."""
+        self._repairs += 1
+
+    def _first_look(self, tensor: Any, norm: float = 0.0) -> _Seen:
+        seen = self._seen.get(id(tensor))
+        if seen is None or seen.tensor() is not tensor:
+            was_finite = not bool(are_finite(self._torch, [tensor]))
+            seen = self._seen[id(tensor)] = _Seen(weakref.ref(tensor), was_finite, norm)
+        return seen
