@@ -13,6 +13,8 @@ Outcome = Literal[
     "killed",  # a signal that was not ours
 ]
 ShieldKind = Literal["overlay", "redirect", "none"]
+# Of the last line that a script said.
+_MOST_SAID = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,3 +53,20 @@ class Trial:
 
     def __post_init__(self) -> None:
         fill_reasons(self)
+
+    @property
+    def went_well(self) -> bool:
+        """Whether it came to an end that was planned, by Flatout or by the script."""
+        return self.outcome in ("stopped", "ended")
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.went_well:
+            return f"the job ended after {self.updates} updates"
+        if self.outcome == "silent":
+            return "the job hung: it made no update any more"
+        if self.outcome == "killed":
+            return f"the job was killed by signal {self.signal}"
+        last = [line.strip() for line in self.said if line.strip()][-1:]
+        return f"the job failed: {last[0][:_MOST_SAID] if last else f'exit code {self.exit_code}'}"

@@ -92,7 +92,7 @@ class _Sweep:
     def run_few(self, counts: Sequence[int]) -> Profile:
         """These numbers of workers."""
         trial = self._profile.trial
-        baseline = self._row({}, Path(trial.folder), trial.updates, "")
+        baseline = self._row({}, Path(trial.folder), trial)
         self._rows.append(baseline)
         self._try_workers(counts, {"pin_memory": True} if self._could_pin() else {})
         return self._conclusion(baseline)
@@ -146,14 +146,14 @@ class _Sweep:
             environment=request.environment,
         )
         trial = self._run_trial(plan, place, self._on_progress)
-        row = self._row(settings, place, trial.updates, "\n".join(trial.said[-2:]))
+        row = self._row(settings, place, trial)
         self._rows.append(row)
         return row
 
-    def _row(self, settings: dict[str, Any], place: Path, updates: int, said: str) -> SweepRow:
+    def _row(self, settings: dict[str, Any], place: Path, trial: Trial) -> SweepRow:
         ranks = read_ranks(place)
-        if updates < 3 or not ranks:
-            return SweepRow(settings=settings, outcome="failed", reason=said or "it made too few updates")
+        if not trial.went_well or trial.updates < 3 or not ranks:
+            return SweepRow(settings=settings, outcome="failed", reason=trial.ending)
         lead = ranks[0]
         # What another loader refuses, such as an evaluation's, does not end the sweep of this one.
         refused = [

@@ -155,20 +155,15 @@ class Bench:
         """The job has ended, and the search has not: by its own end, or by what an arm did to it."""
         comparison = self._comparison
         assert comparison is not None
-        if trial.outcome in ("ended", "stopped"):
+        if trial.went_well:
             if self._folder is None or trial.updates < 2 * max(comparison.block_updates):
                 self._fail(comparison, f"the job ends after {trial.updates} updates: {TOO_SHORT}")
             return
-        last = [line.strip() for line in trial.said if line.strip()][-1:]
-        words = {
-            "silent": "the job hung: it made no update any more",
-            "killed": f"the job was killed by signal {trial.signal}",
-        }.get(trial.outcome, f"the job failed: {last[0][:200] if last else trial.exit_code}")
         guilty = self._arm_that_was_on(Path(trial.folder))
         if guilty and guilty not in comparison.failed:
-            self._fail(comparison, words, only=guilty)
+            self._fail(comparison, trial.ending, only=guilty)
         else:
-            self._fail(comparison, words)
+            self._fail(comparison, trial.ending)
 
     def _arm_that_was_on(self, folder: Path) -> int:
         """The arm under which the job died; 0 where that was the base, or before any came on."""

@@ -45,7 +45,8 @@ def confirm(
             measured = measurer.measure("with less memory", chosen, as_written)
     pace, waits = measured.pace, input_wait(measured)
     if chosen and pace is None:
-        notes.append(f"the plan could not be confirmed: the run ended as {measured.outcome!r}")
+        why = f"under the plan {measured.ending}"
+        notes.append(f"the plan could not be confirmed: {why}")
     elif chosen and pace is not None:
         # A plan that is to fit is worth its time.
         fits = measurer.request.goal == "memory" or measurer.is_too_large(as_written)

@@ -88,7 +88,7 @@ def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> L
     if one.outcome == TOO_FEW:
         return _trial(choice, "failed", "no batch of this data set has so many samples")
     if one.outcome != FITS:
-        return _trial(choice, "failed", f"the run ended as {one.outcome!r}")
+        return _trial(choice, "failed", one.outcome)
     by = one.samples_per_s / first.samples_per_s if one.samples_per_s and first.samples_per_s else None
     if one is found.best:
         is_knee = found.reason != OUT_OF_TIME

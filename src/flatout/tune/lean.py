@@ -46,7 +46,7 @@ def lean(
         measured = measurer.measure(f"memory with {choice.words()}", together, as_written)
         pace = measured.pace
         if pace is None:
-            conclusions.conclude(choice, "failed", f"the run ended as {measured.outcome!r}")
+            conclusions.conclude(choice, "failed", measured.ending)
             continue
         if pace.peak_bytes is None or best.peak_bytes is None:
             conclusions.conclude(choice, "skipped", "how much memory the job takes is not known here")

@@ -32,28 +32,32 @@ def pace_of(profile: Profile) -> Pace:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One run of the job under some levers, in a process of its own; without a pace it made too few steps."""
+    """One run of the job under some levers, in a process of its own.
+
+    Without a pace it made too few steps, or did not come to a good end, however many it made until then.
+    """
 
     pace: Pace | None
     profile: Profile | None
-    outcome: str
+    # How it ended, in words, where there is no pace.
+    ending: str
 
 
 def measured_in(trial: Trial, baseline: Pace, samples: Sequence[DeviceSample]) -> Measured:
     """How the job went in a trial. Operations are the baseline's, whatever a lever does to them."""
     folder = Path(trial.folder)
     ranks = read_ranks(folder)
-    if not ranks or len(ranks[0].steps) < 3:
-        return Measured(None, None, trial.outcome)
+    if not trial.went_well or not ranks or len(ranks[0].steps) < 3:
+        return Measured(None, None, trial.ending)
     use = device_use(ranks[0], window_of(ranks[0]).chosen, samples)
     profile = build_profile("", trial, folder, Peaks(), use)
     if profile.step_ms is None:
-        return Measured(None, None, trial.outcome)
+        return Measured(None, None, trial.ending)
     pace = pace_of(profile)
     if baseline.mfu is not None:
         known = {name: why for name, why in pace.unknown.items() if name != "mfu"}
         pace = dataclasses.replace(pace, mfu=baseline.mfu * gain(baseline, pace), unknown=known)
-    return Measured(pace, profile, trial.outcome)
+    return Measured(pace, profile, trial.ending)
 
 
 def gain(before: Pace, after: Pace) -> float:

@@ -59,7 +59,7 @@ class Sizes:
     def as_it_is(self) -> BatchTrial:
         """The size as written, under the levers."""
         found = self._measurer.measure("as it is, under the plan", self._levers, self._now)
-        return self.trial(self._was, found.pace, found.outcome)
+        return self.trial(self._was, found.pace, found.ending)
 
     def run(self, size: int) -> BatchTrial:
         """One size; executed once."""
@@ -88,7 +88,7 @@ class Sizes:
             self.samples[size] = found.profile.samples_per_step
         if found.pace is not None:
             self.paces[size] = found.pace
-        trial = self.trial(size, found.pace, found.outcome)
+        trial = self.trial(size, found.pace, found.ending)
         if reached is not None:
             trial = dataclasses.replace(trial, reached=round(reached))
             if reached < size * (1 - _ABOUT):

@@ -235,7 +235,7 @@ class _Tuner:
             measure_limits=False,
         )
         profile = profile_job(job, self._run, self._folder, self._tell)
-        if profile.step_ms is None or profile.trial.outcome not in ("stopped", "ended"):
+        if profile.step_ms is None or not profile.trial.went_well:
             said = "".join(f"\n    {line}" for line in profile.trial.said[-8:])
             last = f"; the last it said:{said}" if said and profile.trial.outcome == "failed" else ""
             raise JobFailed(

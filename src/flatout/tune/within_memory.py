@@ -79,7 +79,7 @@ def make_room(
         measured = measure(f"memory with {way.words()}", together)
         pace = measured.pace
         if pace is None or pace.peak_bytes is None:
-            trials.append(_trial(way, "failed", f"the run ended as {measured.outcome!r}", predicted, None))
+            trials.append(_trial(way, "failed", measured.ending, predicted, None))
             if way in _WAYS and "share" in way.settings:  # half of it may have been too little to run at all
                 waiting = [dataclasses.replace(way, settings={**way.settings, "share": 1.0}), *waiting]
             continue
@@ -124,7 +124,7 @@ def _for_free(
         return (
             chosen,
             now,
-            [_trial(way, "failed", f"the run ended as {found.outcome!r}", 1, None) for way in free],
+            [_trial(way, "failed", found.ending, 1, None) for way in free],
         )
     speed = now.pace.step_ms / pace.step_ms
     words = f"{memory_size(now.pace.peak_bytes)} -> {memory_size(pace.peak_bytes)}"

@@ -56,9 +56,6 @@ class Job:
         self.tried.append(settings)
         self.plans.append(plan)
         assert not place.exists()
-        if self.broken(settings):
-            place.mkdir(parents=True)
-            return trial(updates=0, outcome="failed", exit_code=1, said=("Traceback", "OSError: no room"))
         overrides = [{"data_set": "Data", "applied": True}]
         if self.refused and settings.get("num_workers"):
             overrides.append({"data_set": self.refusing, "applied": False, "reason": self.refused})
@@ -68,6 +65,8 @@ class Job:
         for worker in range(workers):
             whole = {"pid": worker, "parent_pid": PID, "batches": 3, "own_bytes": self.worker_bytes}
             (place / WORKERS_FOLDER / f"{worker}.json").write_text(json.dumps(whole))
+        if self.broken(settings):  # however many steps it had made by then
+            return trial(updates=30, outcome="failed", exit_code=1, said=("Traceback", "OSError: no room"))
         return trial(updates=30)
 
     def _events(self, settings: dict[str, Any]) -> list[Event]:
@@ -226,7 +225,7 @@ def test_a_setting_that_breaks_the_job_is_told_and_the_next_is_tried(
 ) -> None:
     job = Job(slow_without_workers, broken=lambda settings: settings.get("num_workers") == 1)
     found = swept(job)
-    assert (found.rows[1].outcome, found.rows[1].reason) == ("failed", "Traceback\nOSError: no room")
+    assert (found.rows[1].outcome, found.rows[1].reason) == ("failed", "the job failed: OSError: no room")
     assert found.best == {"num_workers": 2, "persistent_workers": True}
 
 

@@ -32,7 +32,7 @@ class Runs:
 
     def measure(self, what: str, levers: tuple[Choice, ...], _as_written: Pace) -> Measured:
         self.asked.append((what, levers))
-        return Measured(self.paces.pop(0), None, "failed")
+        return Measured(self.paces.pop(0), None, "the job failed: OSError: no handle")
 
     def is_too_large(self, pace: Pace) -> bool:
         return self._most_bytes is not None and (pace.peak_bytes or 0) > self._most_bytes
@@ -108,7 +108,10 @@ def test_a_little_that_only_single_runs_show_is_held_against_the_job_once_more()
 def test_a_run_that_fails_leaves_no_plan() -> None:
     found = confirmed(Runs(None))
     assert found.chosen == ()
-    assert "ended as 'failed'" in found.notes[0]
+    assert found.notes == (
+        "the plan could not be confirmed: under the plan the job failed: OSError: no handle",
+    )
+    assert found.why == "under the plan the job failed: OSError: no handle"
 
 
 def test_what_takes_too_much_memory_goes_lever_by_lever() -> None:
