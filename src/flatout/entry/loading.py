@@ -63,7 +63,9 @@ def loader_settings(
     `samples_per_s` is what the training step takes: the fewest workers that deliver it are chosen, and
     without it the fewest within 5 % of the fastest. Each count is tried for `seconds` after its start, up to
     the cores that this process may use. `more` goes to the DataLoader (collate_fn, sampler, ...). A data set
-    that would yield everything twice, or that holds tensors on a GPU, gets none.
+    that would yield everything twice, or that holds tensors on a GPU, gets none. Workers live on from pass to
+    pass unless the data set has a `set_epoch`: take `persistent_workers` out where your loop changes the data
+    set between passes in another way, for they would not hear of it.
     """
     import torch
 
@@ -82,7 +84,7 @@ def loader_settings(
         enough = samples_per_s
     chosen = next(one for one in tried if one.samples_per_s >= enough)
     settings: dict[str, Any] = {"num_workers": chosen.num_workers, **pinned}
-    if chosen.num_workers:
+    if chosen.num_workers and not hasattr(data_set, "set_epoch"):
         settings["persistent_workers"] = True
     if samples_per_s is not None and chosen.samples_per_s < samples_per_s:
         reason = f"no count delivers {samples_per_s:g} samples/s; {chosen.num_workers} workers come nearest"

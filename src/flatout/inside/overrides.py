@@ -1,18 +1,25 @@
 """DataLoader settings that a trial uses instead of the script's own; for the sweep of `profile --loader`.
 
 Refuses what would change what the loader yields: workers for a data set that would yield everything twice.
+Workers that live on from pass to pass only because of us are started anew where the data set has changed
+since: what is in them is what it was when they were started.
 """
 
 import functools
 import importlib
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.inside.unchanged import checksum_of
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
+
+# How far and how wide a data set is looked into for tensors on a GPU.
+_DEEPEST, _FEW = 5, 4
 
 
 class LoaderOverride:
@@ -22,15 +29,17 @@ class LoaderOverride:
         self._session = session
         self._patches: list[Patch] = []
         self._wanted = dict(session.order.loader)
-        # Loaders whose workers live on from pass to pass only because of us.
-        self._made_persistent: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Loaders whose workers live on from pass to pass only because of us, and what is told of each.
+        self._made_persistent: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        # What their workers were given.
+        self._given: weakref.WeakKeyDictionary[Any, bytes | None] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Patch the constructor, and where passes begin."""
         loader: Any = importlib.import_module("torch.utils.data.dataloader").DataLoader
         self._patches = [
             Patch(loader, "__init__", self._overriding(loader.__init__)),
-            Patch(loader, "__iter__", self._drawing(loader.__iter__)),
+            Patch(loader, "__iter__", self._as_written(loader.__iter__)),
         ]
         self._session.facts["loader_overrides"] = []
 
@@ -58,11 +67,12 @@ class LoaderOverride:
                 decisions.append({"data_set": name, "applied": False, "reason": reason})
                 return real(loader, *args, **kwargs)
             changed = tap._changed(bound.arguments)
-            decisions.append({"data_set": name, "applied": True, "settings": changed})
+            decision = {"data_set": name, "applied": True, "settings": changed}
+            decisions.append(decision)
             is_ours = changed.get("persistent_workers") and not tap._is_the_scripts_wish(bound.arguments)
             bound.arguments.update(changed)
             if is_ours:
-                tap._made_persistent.add(loader)
+                tap._made_persistent[loader] = decision
             return real(*bound.args, **bound.kwargs)
 
         return unseen(__init__)
@@ -73,17 +83,33 @@ class LoaderOverride:
             return False
         return all(one.dataset is not given["dataset"] for one in self._made_persistent)
 
-    def _drawing(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Each pass draws a seed for its workers; one whose workers live on would not, and shuffle anew."""
-        torch, made = self._session.torch, self._made_persistent
+    def _as_written(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        made = self._made_persistent
 
         @functools.wraps(real)
         def __iter__(loader: Any) -> Any:  # noqa: N807
-            if loader in made and loader._iterator is not None:  # noqa: SLF001
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            if loader in made:
+                self._begin_pass(loader, made[loader])
             return real(loader)
 
         return unseen(__iter__)
+
+    def _begin_pass(self, loader: Any, told: dict[str, Any]) -> None:
+        """Workers that live on must be what new ones would be."""
+        now = checksum_of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+        running = loader._iterator  # noqa: SLF001 - there is no public way
+        if running is not None:
+            is_same = now is not None and now == self._given.get(loader)
+            passes = "passes_with_kept_workers" if is_same else "passes_with_new_workers"
+            told[passes] = told.get(passes, 0) + 1
+            if is_same:
+                # Each pass draws a seed for its workers; one whose workers live on would not.
+                torch = self._session.torch
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                return
+            running._shutdown_workers()  # noqa: SLF001
+            loader._iterator = None  # noqa: SLF001
+        self._given[loader] = now
 
     def _changed(self, given: dict[str, Any]) -> dict[str, Any]:
         changed = dict(self._wanted)
@@ -136,7 +162,16 @@ def _asks_for_worker_info(data_set: Any) -> bool:
     return False
 
 
-def _holds_device_tensors(data_set: Any) -> bool:
-    values = list(getattr(data_set, "__dict__", {}).values())
-    values += [item for value in values if isinstance(value, list | tuple) for item in value[:4]]
-    return any(getattr(getattr(value, "device", None), "type", "cpu") != "cpu" for value in values)
+def _holds_device_tensors(value: Any, depth: int = _DEEPEST) -> bool:
+    """Also in a data set that it wraps, in its lists and dicts: the first few of each tell."""
+    if hasattr(value, "device") and hasattr(value.device, "type"):
+        return bool(value.device.type != "cpu")
+    if depth == 0 or isinstance(value, str | bytes | int | float | type):
+        return False
+    if isinstance(value, dict):
+        inner = list(itertools.islice(value.values(), _FEW))
+    elif isinstance(value, list | tuple):
+        inner = list(value[:_FEW])
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_device_tensors(one, depth - 1) for one in inner)

@@ -11,8 +11,10 @@ class Loader(Lever):
 
     Each setting is tried in a run of its own, within what CPU and memory allow: a loader that is fast alone
     may starve the training loop of cores. The order of samples stays; a data set that draws random numbers
-    draws others in workers. Refused: workers for an iterable data set that never asks which worker it is in,
-    and for one that holds tensors on a GPU.
+    draws others in workers. Workers live on from pass to pass where the data set was seen to be the same at
+    the start of each; `flatout run` looks at every start, and begins with new ones where it has changed.
+    Refused: workers for an iterable data set that never asks which worker it is in, and for one that holds
+    tensors on a GPU.
     """
 
     id = "loader"

@@ -5,7 +5,7 @@ Each setting is a trial of the whole job: a loader that is fast alone may starve
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +156,12 @@ class _Sweep:
             return SweepRow(settings=settings, outcome="failed", reason=trial.ending)
         lead = ranks[0]
         # What another loader refuses, such as an evaluation's, does not end the sweep of this one.
-        refused = [
-            one["reason"]
+        told = [
+            one
             for one in lead.about.get("loader_overrides", ())
-            if not one["applied"] and f".{self._loader.data_set}".endswith(f".{one['data_set']}")
+            if f".{self._loader.data_set}".endswith(f".{one['data_set']}")
         ]
+        refused = [one["reason"] for one in told if not one["applied"]]
         if settings and refused:
             return SweepRow(settings=settings, outcome="refused", reason=refused[0])
         window = window_of(lead)
@@ -170,7 +171,7 @@ class _Sweep:
         workers = read_workers(place, lead.pid)
         self._own_bytes = max([self._own_bytes, *(worker.get("own_bytes") or 0 for worker in workers)])
         return SweepRow(
-            settings=settings,
+            settings=_lasting(settings, told),
             outcome="measured",
             samples_per_s=samples / step_ms * 1000,
             step_ms=step_ms,
@@ -214,6 +215,19 @@ def workers_needed(load_ms: float, step_ms: float, host: Host, *, on_gpu: bool =
     if enough == most and not on_gpu:  # they would take the cores on which the job computes
         counts.add(max(1, cores // 2))
     return sorted(counts)
+
+
+def _lasting(settings: dict[str, Any], told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Without workers that live on, unless passes began with a data set that was still the same.
+
+    Where passes are so long that none was seen, starting workers anew costs nothing that would count.
+    """
+    kept, anew = (
+        sum(one.get(f"passes_with_{which}_workers", 0) for one in told) for which in ("kept", "new")
+    )
+    if settings.get("persistent_workers") and (anew or not kept):
+        return {name: value for name, value in settings.items() if name != "persistent_workers"}
+    return settings
 
 
 def worker_counts(host: Host) -> list[int]:

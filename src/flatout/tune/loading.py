@@ -92,9 +92,7 @@ class LoaderStage:
         runs: dict[str, Measured] = {}
 
         def run(plan: TrialPlan, place: Path, tell: OnProgress) -> Trial:
-            trial, runs[_words(plan.order["loader"])] = self._measurer.run(
-                plan, place, tell, self._as_written
-            )
+            trial, runs[_key(plan.order["loader"])] = self._measurer.run(plan, place, tell, self._as_written)
             return trial
 
         counts = _worker_counts(profile, computing_ms)
@@ -131,7 +129,7 @@ class LoaderStage:
         kept = msgspec.structs.replace(trial, verdict="kept", settings=settings, measured_speedup=measured)
         # The best of several short runs is better than it is: what gives little is measured once more.
         is_clear = (rates[1] or 0.0) >= _CLEAR_GAIN * (rates[0] or 0.0)
-        return Loaded(kept, choice, runs.get(_words(swept.best)) if is_clear else None)
+        return Loaded(kept, choice, runs.get(_key(swept.best)) if is_clear else None)
 
     def _looked_at_again(
         self, before: float, after: float, predicted: float, levers: tuple[Choice, ...]
@@ -226,8 +224,9 @@ def can_repeat_batches(job: JobFacts) -> bool:
     return bool(job.on_gpu and job.loaders and one_shape and job.habit("not_repeatable") == "")
 
 
-def _words(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
+def _key(settings: dict[str, Any]) -> str:
+    """Of a run: whether its workers may live on shows in the run itself."""
+    return json.dumps({**settings, "persistent_workers": None}, sort_keys=True)
 
 
 def with_workers(job: JobFacts, loader: Choice | None) -> JobFacts:

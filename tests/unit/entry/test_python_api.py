@@ -166,6 +166,17 @@ def test_workers_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     DataLoader(Slow(), batch_size=2, **found.settings)
 
 
+def test_workers_do_not_outlive_an_epoch_that_they_must_hear_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Curriculum(Slow):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    monkeypatch.setattr(loading, "worker_counts", lambda _host: [2])
+    monkeypatch.setattr(loading, "_rate", lambda *_: 1.0)
+    assert flatout.loader_settings(Slow()).settings == {"num_workers": 2, "persistent_workers": True}
+    assert flatout.loader_settings(Curriculum()).settings == {"num_workers": 2}
+
+
 def test_no_more_workers_than_the_step_can_use() -> None:
     found = flatout.loader_settings(Slow(), batch_size=2, seconds=0.2, samples_per_s=10)
     assert found.settings["num_workers"] == 0

@@ -1,6 +1,7 @@
 """DataLoader settings of a trial: applied where the loader can bear them, refused with a reason elsewhere."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from flatout.inside.overrides import LoaderOverride
 from flatout.inside.session import Session
@@ -121,6 +122,58 @@ def test_a_stream_that_never_asks_who_it_is_keeps_its_workers(install: Install) 
 def test_a_stream_may_have_fewer_workers_than_the_script_gave_it(install: Install) -> None:
     install(num_workers=1)
     assert DataLoader(Streams(), num_workers=4).num_workers == 1
+
+
+class Curriculum(Dataset[float]):
+    """Harder in each epoch, as the script says."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, place: int) -> float:
+        return 100.0 * self.epoch + place
+
+
+def test_workers_see_what_the_script_changed_between_passes(install: Install) -> None:
+    session = install(num_workers=1, persistent_workers=True)
+    data_set = Curriculum()
+    loader = DataLoader(data_set, batch_size=6)
+    seen, iterators = [], []
+    for data_set.epoch in (0, 1, 1, 2):
+        seen.append([batch.tolist()[0] for batch in loader])
+        iterators.append(loader._iterator)
+    assert seen == [[0.0], [100.0], [100.0], [200.0]]
+    assert [one is other for one, other in itertools.pairwise(iterators)] == [False, True, False]
+    told = session.facts["loader_overrides"][0]
+    assert (told["passes_with_kept_workers"], told["passes_with_new_workers"]) == (1, 2)
+
+
+def test_workers_that_the_script_keeps_are_left_to_it(install: Install) -> None:
+    install(num_workers=1, persistent_workers=True)
+    data_set = Curriculum()
+    loader = DataLoader(data_set, batch_size=6, num_workers=1, persistent_workers=True)
+    seen = []
+    for data_set.epoch in (0, 1):
+        seen += [batch.tolist()[0] for batch in loader]
+    assert seen == [0.0, 0.0]  # as written
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        TensorDataset,
+        lambda one: Subset(TensorDataset(one), [0, 1]),
+        lambda one: ConcatDataset([Subset(TensorDataset(one), [0])]),
+        lambda one: [{"x": one}],
+    ],
+)
+def test_tensors_on_a_device_are_found_in_what_a_data_set_wraps(install: Install, wrapped: Any) -> None:
+    install(num_workers=2)
+    assert DataLoader(wrapped(torch.zeros(4, device="meta"))).num_workers == 0
+    assert DataLoader(wrapped(torch.zeros(4))).num_workers == 2
 
 
 @pytest.mark.parametrize("nested", [False, True])

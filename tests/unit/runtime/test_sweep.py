@@ -48,6 +48,7 @@ class Job:
     refusing: str = "Data"
     worker_bytes: int = GIB
     broken: Callable[[dict[str, Any]], bool] = lambda _settings: False
+    passes: dict[str, int] = dataclasses.field(default_factory=lambda: {"passes_with_kept_workers": 2})
     tried: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     plans: list[TrialPlan] = dataclasses.field(default_factory=list)
 
@@ -56,7 +57,7 @@ class Job:
         self.tried.append(settings)
         self.plans.append(plan)
         assert not place.exists()
-        overrides = [{"data_set": "Data", "applied": True}]
+        overrides: list[dict[str, Any]] = [{"data_set": "Data", "applied": True, **self.passes}]
         if self.refused and settings.get("num_workers"):
             overrides.append({"data_set": self.refusing, "applied": False, "reason": self.refused})
         write_rank(place, self._events(settings), {"loader_overrides": overrides})
@@ -212,6 +213,17 @@ def test_what_the_training_loader_refuses_ends_the_sweep(swept: Callable[..., Lo
     assert [row.outcome for row in found.rows] == ["measured", "refused"]
     assert found.rows[1].reason == "it would yield everything twice"
     assert found.best is None
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [{}, {"passes_with_new_workers": 2}, {"passes_with_kept_workers": 5, "passes_with_new_workers": 1}],
+)
+def test_workers_live_on_only_where_the_data_set_was_seen_to_stay_the_same(
+    swept: Callable[..., LoaderSweep], passes: dict[str, int]
+) -> None:
+    found = swept(Job(slow_without_workers, passes=passes))
+    assert found.best == {"num_workers": 2}
 
 
 @pytest.mark.parametrize("other", ["HeldOut", "OtherData"])

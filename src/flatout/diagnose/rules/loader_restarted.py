@@ -3,7 +3,8 @@
 Each start forks processes, imports modules in them, and loses what they had prefetched. Seen by iterators
 that were started while the job trained, how long each start took, and by `persistent_workers=False`. The
 gain is what the starts took of the time that was watched. It can be wrong for a job with few, long epochs:
-what was watched may hold more starts than the rest will.
+what was watched may hold more starts than the rest will. Workers that live on never hear of what a script
+changes about its data set between passes (`set_epoch`, a curriculum): `flatout run` starts them anew then.
 """
 
 from flatout.diagnose import policy
@@ -27,7 +28,7 @@ def look(seen: Seen) -> Finding | None:
         return RULE.finding(
             f"{loader.starts} starts of {settings['num_workers']} workers in {seen.profile.updates} updates, "
             f"{loader.start_ms:.0f} ms each",
-            "DataLoader(..., persistent_workers=True)",
+            "DataLoader(..., persistent_workers=True), if nothing changes the data set between passes",
             speedup=speedup,
             arithmetic=arithmetic,
         )

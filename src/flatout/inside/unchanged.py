@@ -1,0 +1,127 @@
+"""Whether a data set is still what its workers were given: a checksum of all that it holds.
+
+The checksum is of its pickle, made and thrown away piece by piece. What cannot be pickled is followed where
+it has parts (functions and what they close over, objects that hide some of their state), and else told by its
+identity: nobody sees into an open file. Where a look would take longer than starting workers anew does, there
+is none, and nothing is known.
+"""
+
+import hashlib
+import pickle
+import sys
+import time
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_MOST_S = 0.25
+_MOST_BYTES = 256 << 20
+_PROTOCOL = 5
+# Of a type that Python code has made.
+_HEAP_TYPE = 1 << 9
+_BY_IDENTITY = (type, ModuleType, BuiltinFunctionType)
+
+
+def checksum_of(*parts: Any) -> bytes | None:
+    """The same as long as nothing in them changes; None where that cannot be told in a short time."""
+    sink = _Sink()
+    try:
+        _Pickler(sink).dump(parts)
+    except Exception:  # noqa: BLE001 - objects may do anything when they are looked at
+        return None
+    return sink.digest()
+
+
+class _TooMuch(Exception):
+    """It takes too long to look at."""
+
+
+class _Sink:
+    """Takes bytes and keeps their checksum."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._bytes = 0
+        self._deadline = time.perf_counter() + _MOST_S
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        self._bytes += size
+        if self._bytes > _MOST_BYTES or time.perf_counter() > self._deadline:
+            raise _TooMuch
+        self._hash.update(data)
+        return size
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, sink: _Sink) -> None:
+        super().__init__(sink, _PROTOCOL, buffer_callback=lambda buffer: bool(sink.write(buffer.raw()) < 0))
+        self._sink = sink
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is _same:
+            return NotImplemented
+        if isinstance(obj, _BY_IDENTITY):
+            return _same, (id(obj),)
+        if isinstance(obj, FunctionType):
+            cells = [_contents(cell) for cell in obj.__closure__ or ()]
+            return _same, (id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells)
+        if isinstance(obj, MethodType):
+            return _same, (obj.__func__, obj.__self__)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor):
+            return _same, self._of_tensor(torch, obj)
+        if torch is not None and isinstance(obj, torch.Generator):
+            return _same, (bytes(obj.get_state().tolist()),)
+        if _is_on_disk(obj):
+            return _same, (id(obj), obj.shape)
+        return self._of_object(obj)
+
+    def _of_tensor(self, torch: Any, tensor: Any) -> tuple[Any, ...]:
+        known = (tensor._version, tuple(tensor.shape), str(tensor.dtype))  # noqa: SLF001
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return (*known, id(tensor))
+        self._sink.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+        return known
+
+    def _of_object(self, obj: Any) -> Any:
+        kind = type(obj)
+        if _is_plain(kind):
+            return _same, (id(kind),), _all_of(obj)  # whatever it would hide of itself
+        try:
+            return obj.__reduce_ex__(_PROTOCOL)
+        except Exception:  # noqa: BLE001 - a lock, a file, a connection
+            return _same, (id(obj),), _all_of(obj)
+
+
+def _same(*_parts: Any) -> None:
+    """Stands for an object in a pickle that nobody reads."""
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether all that its objects hold are attributes, and it has no word of its own on how to save them."""
+    if not all(one.__flags__ & _HEAP_TYPE for one in kind.__mro__[:-1]):
+        return False
+    return kind.__reduce_ex__ is object.__reduce_ex__ and bool(kind.__reduce__ is object.__reduce__)
+
+
+def _all_of(obj: Any) -> dict[str, Any]:
+    slots = [name for kind in type(obj).__mro__ for name in vars(kind).get("__slots__", ())]
+    held = {name: getattr(obj, name, None) for name in slots if not name.startswith("__")}
+    return {**getattr(obj, "__dict__", {}), **held}
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _is_on_disk(obj: Any) -> bool:
+    """An array in a file: workers see what changes there, and it may be larger than memory."""
+    return any(
+        kind.__module__.startswith("numpy") and kind.__name__ == "memmap" for kind in type(obj).__mro__
+    )

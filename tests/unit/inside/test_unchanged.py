@@ -1,0 +1,142 @@
+"""A data set that has changed is told from one that has not, whatever it is made of."""
+
+import functools
+import random
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from flatout.inside import unchanged
+from flatout.inside.unchanged import checksum_of
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.samples = [("a.jpg", 1), ("b.jpg", 2)]
+        self.scale = {"by": [1.0, 2.0]}
+
+
+class Hides(Plain):
+    """Says less of itself when it is pickled."""
+
+    def __getstate__(self) -> Any:
+        return {"samples": self.samples}
+
+
+class Slotted:
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+
+def set_epoch(one: Any) -> None:
+    one.epoch += 1
+
+
+def append(one: Any) -> None:
+    one.samples.append(("c.jpg", 3))
+
+
+def rescale(one: Any) -> None:
+    one.scale["by"][1] = 3.0
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (Plain, set_epoch),
+        (Plain, append),
+        (Plain, rescale),
+        (Hides, set_epoch),
+        (Slotted, set_epoch),
+        (lambda: TensorDataset(torch.zeros(4, 2)), lambda one: one.tensors[0].add_(1)),
+        (lambda: TensorDataset(torch.zeros(4, 2)), lambda one: one.tensors[0].numpy().fill(1)),
+        (lambda: TensorDataset(torch.zeros(4).bfloat16()), lambda one: one.tensors[0].fill_(2)),
+        (lambda: Subset(Plain(), [1, 2, 3]), lambda one: set_epoch(one.dataset)),  # type: ignore[arg-type]
+        (lambda: Subset(Plain(), [1, 2, 3]), lambda one: one.indices.reverse()),  # type: ignore[arg-type]
+        (
+            lambda: ConcatDataset([TensorDataset(torch.zeros(2))]),
+            lambda one: one.datasets[0].tensors[0].fill_(1),
+        ),
+        (lambda: random.Random(3), lambda one: one.random()),
+        (torch.Generator, lambda one: torch.rand(2, generator=one)),
+    ],
+)
+def test_a_change_is_seen_and_none_where_there_is_none(
+    make: Callable[[], Any], change: Callable[[Any], Any]
+) -> None:
+    one = make()
+    before = checksum_of(one, None)
+    assert before is not None
+    assert checksum_of(one, None) == before
+    change(one)
+    assert checksum_of(one, None) not in (None, before)
+
+
+def test_arrays_of_numpy_are_looked_into() -> None:
+    numpy = pytest.importorskip("numpy")
+    one = Plain()
+    one.samples = numpy.zeros((100, 3))
+    before = checksum_of(one)
+    one.samples[99, 2] = 1.0  # type: ignore[call-overload]
+    assert checksum_of(one) not in (None, before)
+
+
+def test_what_a_function_closes_over_counts() -> None:
+    strength = 1
+
+    def transform(x: int) -> int:
+        return x * strength
+
+    one = Plain()
+    one.transform = [lambda x: x + 1, functools.partial(transform)]  # type: ignore[attr-defined]
+    before = checksum_of(one)
+    assert before is not None
+    assert checksum_of(one) == before
+    strength = 2
+    assert checksum_of(one) not in (None, before)
+
+
+def test_what_cannot_be_pickled_is_told_by_what_it_is() -> None:
+    class Local:
+        pass
+
+    with tempfile.TemporaryFile() as file:
+        one = Plain()
+        one.lock, one.file, one.local = threading.Lock(), file, Local()  # type: ignore[attr-defined]
+        before = checksum_of(one)
+        assert before is not None
+        assert checksum_of(one) == before
+        one.local.epoch = 1  # type: ignore[attr-defined]
+        assert checksum_of(one) not in (None, before)
+
+
+def test_a_file_in_memory_is_not_read(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    one = Plain()
+    one.samples = numpy.memmap(tmp_path / "tokens", dtype="uint16", mode="w+", shape=(1 << 30,))
+    before = checksum_of(one)
+    assert before is not None
+    assert checksum_of(one) == before
+
+
+def test_what_takes_too_long_or_refuses_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("no")
+
+        def __reduce_ex__(self, _protocol: Any) -> Any:
+            raise RuntimeError("no")
+
+    assert checksum_of(Refuses()) is None
+    monkeypatch.setattr(unchanged, "_MOST_BYTES", 100)
+    assert checksum_of(torch.zeros(1000)) is None
