@@ -202,6 +202,46 @@ def test_a_plan_is_applied_to_another_script_only_where_it_is_named(place: Place
     assert "it was made for another script: train.py" in named.stderr
 
 
+OF_ANOTHER_MACHINE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = torch.compile(nn.Linear(64, 64), backend="eager")
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(6):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = (model(torch.randn(8, 64)) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_levers_of_a_plan_from_elsewhere_are_checked_where_it_runs(place: Place) -> None:
+    place.script(OF_ANOTHER_MACHINE)
+    names = ("bf16", "tf32", "fused-optimizer", "channels-last", "compile", "allocator", "garbage-collector")
+    plan = Plan(
+        job=Fingerprint(script="train.py", script_sha256="", device="NVIDIA H200"),
+        levers=tuple(Choice(id=name) for name in names),
+        samples_per_s=800.0,
+    )
+    plan.write(place.work / "flatout.toml")
+    done = run(place, "--json", "--plan", "flatout.toml", "train.py")
+    found = document(done)
+    assert found["levers"] == ["garbage-collector"]
+    assert found["dropped_levers"] == {
+        "bf16": "the script autocasts itself, to bfloat16",
+        "tf32": "the job does not train on a GPU",
+        "fused-optimizer": "the script uses it already",
+        "channels-last": "the model has no two-dimensional convolution",
+        "compile": "the script compiles itself",
+        "allocator": "the job does not train on a GPU",
+    }
+    assert found["promised_samples_per_s"] is None
+    assert "it was made on device NVIDIA H200, not cpu" in found["notes"]
+
+
 def test_what_a_script_says_and_how_it_ends_is_its_own_under_run(place: Place) -> None:
     job(place, extra='step == 4 and (print("out of 5"), exit(7))')
     levers = '[[lever]]\nid = "fused-optimizer"\n[[lever]]\nid = "from-the-future"\n'

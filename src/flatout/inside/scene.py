@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.checked_again import CheckedAgain
 from flatout.inside.seats import REPLICATED, Seat, inner_of, replicated
 from flatout.inside.tap import unseen
 from flatout.levers.catalogue import BY_ID
@@ -36,6 +37,7 @@ class Scene:
         self._as_written: dict[int, Call] = {}
         self._composed: dict[tuple[int, tuple[str, ...]], Call] = {}
         self._dropped: set[str] = set()
+        self._checked_again: CheckedAgain | None = None
         self._wanted: Wanted = session.order.levers
         self._begun = False
         # Why no lever comes on, where the only root is one that none may touch.
@@ -106,11 +108,22 @@ class Scene:
             self.device = next((parameter.device for parameter in root.parameters()), None)
         if not self._begun:
             self._begun = True
+            self._look_around()
             self.switch(self._wanted)
         else:  # what changes the roots themselves must know of this one too
             wanted = self._wanted
             self.switch([])
             self.switch(wanted)
+
+    def _look_around(self) -> None:
+        """Before anything of ours is on; a look that fails leaves it to the levers themselves."""
+        if self._wanted and self._session.order.check_levers:
+            try:
+                found = CheckedAgain(self._session, self._roots, self.optimizers(), self.device)
+            except Exception as error:  # noqa: BLE001 - a look may fail alone
+                self._session.fail("checking levers", error)
+            else:
+                self._checked_again = found
 
     def switch(self, wanted: Wanted) -> None:
         """Between two steps: exactly these levers are on from here on."""
@@ -147,6 +160,10 @@ class Scene:
             return
         if self._refusal and not self._roots:
             self._drop(key, one["id"], self._refusal)
+            return
+        refusal = self._checked_again.refusal(kind) if self._checked_again is not None else ""
+        if refusal:
+            self._drop(key, kind.id, refusal)
             return
         lever = self._made.get(key)
         if lever is None:

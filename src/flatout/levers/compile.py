@@ -1,7 +1,9 @@
 """torch.compile around the model's call."""
 
+import importlib
 from typing import Any
 
+from flatout.levers.accumulation import Accumulation
 from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
@@ -85,14 +87,26 @@ class Compile(Lever):
     def __init__(self, scene: Scene, settings: Settings) -> None:
         super().__init__(scene, settings)
         self._compiled_loss: Call | None = None
+        self._accumulations: list[Accumulation] = []
+        self._updates: Any = None
 
     def apply(self) -> None:
         """Stand around the loss; the model's call is compiled when it comes."""
         loss_function(self.scene.torch).put(self.id, self.layer, self._around_the_loss)
+        if self.settings.get("mode") in WITH_GRAPHS:
+            optimizers: Any = importlib.import_module("torch.optim.optimizer")
+            self._updates = optimizers.register_optimizer_step_post_hook(self._updated)
 
     def undo(self) -> None:
         """Leave the loss alone."""
         loss_function(self.scene.torch).take(self.id)
+        if self._updates is not None:
+            self._updates.remove()
+            self._updated()  # what comes until it is on again is not seen
+
+    def _updated(self, *_: Any) -> None:
+        for one in self._accumulations:
+            one.updated()
 
     def _around_the_loss(self, real: Call) -> Call:
         torch = self.scene.torch
@@ -130,7 +144,8 @@ class Compile(Lever):
             compiled = torch.compile(inner, mode=None if mode == "default" else mode)
         if mode not in WITH_GRAPHS:
             return self._insisting_on_a_graph(compiled)
-        return self._insisting_on_a_graph(GraphOutputs(torch, compiled))
+        self._accumulations.append(Accumulation(root, GraphOutputs(torch, compiled)))
+        return self._insisting_on_a_graph(self._accumulations[-1])
 
     def _insisting_on_a_graph(self, compiled: Call) -> Call:
         before = graphs_compiled()

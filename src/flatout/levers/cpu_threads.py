@@ -1,7 +1,9 @@
 """How many threads compute on the CPU."""
 
+from typing import Any, ClassVar
+
 from flatout.levers.job import JobFacts
-from flatout.levers.lever import Lever, Settings
+from flatout.levers.lever import Lever, Refused, Settings
 
 
 class CpuThreads(Lever):
@@ -15,6 +17,8 @@ class CpuThreads(Lever):
     id = "cpu-threads"
     title = "CPU threads"
     safety = "resampled"
+    # As many as there were before the script said anything.
+    _before: ClassVar[int | None] = None
 
     @classmethod
     def check(cls, job: JobFacts) -> str:
@@ -38,10 +42,17 @@ class CpuThreads(Lever):
         """Nobody knows before it is tried."""
         return 1.05
 
+    @classmethod
+    def stand_by(cls, torch: Any) -> None:
+        """By this it is seen later whether the script chose a number."""
+        cls._before = torch.get_num_threads()
+
     def apply(self) -> None:
         """Set it."""
         torch = self.scene.torch
         self._found = torch.get_num_threads()
+        if self._before not in (None, self._found):
+            raise Refused(f"the script chooses their number itself: {self._found}")
         torch.set_num_threads(self.settings["threads"])
 
     def undo(self) -> None:

@@ -83,6 +83,8 @@ class Fingerprint:
             return "the script has changed since it was tuned"
         if self.arguments != other.arguments:
             return "its arguments are not those that it was tuned with"
+        if self.device and other.device and self.device != other.device:
+            return f"it was tuned on {self.device}, not {other.device}"
         return ""
 
     def is_of_another_script(self, other: "Fingerprint") -> bool:

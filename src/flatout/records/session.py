@@ -119,6 +119,8 @@ class Order:
     loader: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Levers that are on from the first training call: `{"id": ..., "settings": {...}}` each.
     levers: tuple[dict[str, Any], ...] = ()
+    # They are of a plan, which may have been made elsewhere: each is checked before it comes on.
+    check_levers: bool = False
     # Follow the parent's file of arms, and change levers at step boundaries.
     bench: bool = False
     # Yield the first batches of each loader again and again.

@@ -16,16 +16,21 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.c
 def fingerprint(command: JobCommand, profile: Profile | None, about: Mapping[str, Any]) -> Fingerprint:
     """Which job this is: its script by content, its arguments, its device and versions."""
     words = command.given or command.words
+    device = profile.device_name or profile.device if profile is not None else _device_in(about)
     script, arguments = script_of(words)
     digest = hashlib.sha256(script.read_bytes()).hexdigest() if script is not None else ""
     return Fingerprint(
         script=str(script) if script is not None else _name_of(words),
         script_sha256=digest,
         arguments=tuple(arguments),
-        device=(profile.device_name or profile.device or "") if profile is not None else "",
+        device=device or "",
         torch=str(about.get("torch", "")),
         flatout=__version__,
     )
+
+
+def _device_in(about: Mapping[str, Any]) -> str:
+    return str(about.get("device_name") or about.get("device") or "")
 
 
 def places_below(folder: Path, where: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

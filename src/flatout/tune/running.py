@@ -61,6 +61,7 @@ def run_job(
         place,
         {
             **order_of(plan.levers),
+            "check_levers": True,
             "infer": plan.infer,
             "pair_updates": 1,
             "watch_every": watch_every,

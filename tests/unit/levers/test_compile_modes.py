@@ -61,7 +61,7 @@ def test_a_mode_reaches_torch_and_graphs_lend_their_outputs(
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(GraphOutputs, "__call__", lambda self, *args: lent.append(args) or args[0])
     scene: Any = SimpleNamespace(torch=torch, is_on=lambda _: None)
-    call = Compile(scene, {"mode": mode}).around(object(), lambda x: x)
+    call = Compile(scene, {"mode": mode}).around(torch.nn.Identity(), lambda x: x)
     assert call(3) == 3
     assert asked == [None if mode == "default" else mode]
     assert bool(lent) == (mode in ("reduce-overhead", "max-autotune"))

@@ -126,7 +126,11 @@ def test_a_script_of_the_same_name_beside_the_one_of_the_plan_is_another(
 
 
 def test_what_was_measured_is_a_promise_for_the_same_job_alone() -> None:
-    assert JOB.why_no_promise(dataclasses.replace(JOB, device="NVIDIA L4")) == ""
+    assert JOB.why_no_promise(dataclasses.replace(JOB, torch="2.12.0")) == ""
+    assert "tuned on NVIDIA H200, not NVIDIA L4" in JOB.why_no_promise(
+        dataclasses.replace(JOB, device="NVIDIA L4")
+    )
+    assert JOB.why_no_promise(dataclasses.replace(JOB, device="")) == ""  # not known yet
     changed = dataclasses.replace(JOB, script_sha256="cd" * 32)
     assert "has changed" in JOB.why_no_promise(changed)
     assert "arguments" in JOB.why_no_promise(dataclasses.replace(JOB, arguments=("--width", "1")))

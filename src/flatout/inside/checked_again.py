@@ -1,0 +1,49 @@
+"""Levers of a plan, checked once more where the job runs: it may be another device or script now.
+
+What can be seen before the first training call is looked at, and each lever's own check decides. What only a
+measured baseline shows (waits, retries, kernels that were timed) is taken as it was when the plan was made.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from flatout.inside.habits import HabitsTap
+from flatout.levers.attention_kernels import OWN_CHOICE
+from flatout.levers.job import JobFacts
+from flatout.levers.lever import Lever
+
+if TYPE_CHECKING:
+    from flatout.inside.session import Session
+
+_SHARES = {"input_wait": 1.0, "copies": 1.0, "optimizer": 1.0}
+_MEASURED: dict[str, Any] = {
+    "operators": ("aten._softmax", "aten.scaled_dot_product_attention"),
+    "attention_ms": {OWN_CHOICE: 2.0, "another": 1.0},
+    "batch_uses": {"copied": True},
+    "collector_share": 1.0,
+    "allocation_retries": 1,
+    "keeps_gradients": True,
+}
+# Whose check needs what is known after some updates alone; they refuse by themselves when they come on.
+_LATER = ("thread-affinity",)
+
+
+class CheckedAgain:
+    """What there is to know of the job at its first training call, asked for once."""
+
+    def __init__(self, session: "Session", roots: list[Any], optimizers: list[Any], device: Any) -> None:
+        torch = session.torch
+        habits = HabitsTap(session).describe(roots, optimizers)
+        if torch.is_autocast_enabled(device.type):
+            habits["autocast"] = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        self._job = JobFacts(
+            device=str(device),
+            capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            host_shares=_SHARES,
+            habits={**habits, **_MEASURED},
+            loaders=({"num_workers": 1},),
+            ranks=session.rank_and_world_size()[1],
+        )
+
+    def refusal(self, kind: type[Lever]) -> str:
+        """Why the lever does not hold here; empty where it does."""
+        return "" if kind.id in _LATER else kind.check(self._job)
