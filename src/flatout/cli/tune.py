@@ -67,7 +67,8 @@ _job_argument = functools.partial(job_argument, required=False)  # with --resume
 @click.option(
     "--job-steps",
     type=click.IntRange(min=1),
-    help="How many updates the whole job makes: what would not pay back within them is not chosen.",
+    help="How many updates the whole job makes: what would not pay back within them is not chosen. "
+    "Default: as a trainer of transformers or Lightning says, else not known.",
 )
 @click.option(
     "--plan",

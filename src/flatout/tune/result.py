@@ -63,6 +63,7 @@ class Stages:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     interrupted: bool = False
+    job_steps: int | None = None
 
 
 def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
@@ -81,6 +82,9 @@ def result_of(request: TuneRequest, run: str, stages: Stages) -> Found:
     saved_share = 1 - 1 / speedup
     spent_s = stages.took_s + stages.compile_s
     steps = round(spent_s / (saved_share * as_written.step_ms / 1000)) if speedup > 1 else None
+    if steps is not None and stages.job_steps is not None and steps > stages.job_steps:
+        runs = f"{steps / stages.job_steps:.1f} runs"
+        notes.append(f"the job makes {stages.job_steps:,} updates: tuning is paid back after {runs} of it")
     gpus = len(stages.baseline.ranks) if (stages.baseline.device or "").startswith("cuda") else 0
     no_gpu = {"gpu_hours": "the job trains on no GPU", "break_even_gpu_hours": "the job trains on no GPU"}
     no_plan = {"plan": "nothing helped", "break_even_steps": "there is no plan"}

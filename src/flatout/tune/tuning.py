@@ -28,7 +28,7 @@ from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
-from flatout.tune.confirming import confirm
+from flatout.tune.confirming import Confirmed, confirm
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
 from flatout.tune.larger_batch import LargerBatch, larger_batch
@@ -36,7 +36,7 @@ from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
 from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured, pace_of
+from flatout.tune.pace import Measured, faster, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
@@ -71,7 +71,6 @@ class _Tuner:
             allow=request.allow,
             deadline=self._began + request.budget_s,
             comparison_s=_FOR_ONE_COMPARISON * request.budget_s,
-            job_steps=request.job_steps,
             for_memory=request.goal == "memory",
         )
         self._measurer = Measurer(request, self._trials_folder, on_progress)
@@ -82,6 +81,8 @@ class _Tuner:
         # What the job without levers took, comparison by comparison.
         self._base_ms: list[float] = []
         self._interrupted = False
+        # As the user says, else the trainer that the script uses.
+        self._job_steps: int | None = None
 
     def tune(self) -> Found:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
@@ -92,6 +93,8 @@ class _Tuner:
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")
         peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
         job = job_facts(baseline, about, peaks)
+        self._job_steps = self._request.job_steps or about.get("updates_planned")
+        self._limits = dataclasses.replace(self._limits, job_steps=self._job_steps)
         findings = diagnose(baseline, about, peaks)
         searched = self._search(
             baseline, job, fingerprint(self._request.job.command, baseline, about), findings
@@ -104,7 +107,7 @@ class _Tuner:
         if chosen:
             known = searched.measured if chosen == found else None
             with self._stage("confirming"):
-                done = confirm(self._measurer, chosen, as_written, known)
+                done = self._confirm(chosen, as_written, known, finder)
             chosen, confirmed, self._input_wait = done.chosen, done.pace, done.input_wait
             as_written = done.as_written or as_written
             self._notes += done.notes
@@ -139,6 +142,7 @@ class _Tuner:
                 notes=tuple(self._notes),
                 findings=findings,
                 interrupted=self._interrupted,
+                job_steps=self._job_steps,
             ),
         )
 
@@ -156,7 +160,7 @@ class _Tuner:
             loaded = loading.reckon(job)
         else:
             with self._stage("loader"):
-                loaded = self._loaded_earlier(this_job, job) or loading.tune(job, baseline, ())
+                loaded = self._loaded_earlier(this_job, job) or self._loaded(loading, job, baseline)
         base = (loaded.choice,) if loaded.choice is not None else ()
         self._resume(this_job, base, repeats)
         self._leave_time_for_the_proof(baseline, job)
@@ -168,14 +172,38 @@ class _Tuner:
                 found, measured = lean(finder.conclusions, candidates, self._measurer, deadline, as_written)
             return _Searched(finder, loaded, found, measured)
         with self._stage("levers"):
-            if candidates:
+            if self._interrupted:
+                finder.conclusions.leave_out(candidates, ENDED_BY_CTRL_C)
+            elif candidates:
                 self._bench(finder, candidates, base, repeat_batches=repeats)
         if self._interrupted:  # the best so far is to be proven, and nothing else tried
             known = loaded.measured if not finder.best else None
             return _Searched(finder, loaded, (*base, *finder.best), known)
-        loaded, found, measured = loading.on_top(job, finder, loaded, later_on=later_on)
+        try:
+            loaded, found, measured = loading.on_top(job, finder, loaded, later_on=later_on)
+        except KeyboardInterrupt:
+            self._end_the_search()
+            return _Searched(finder, loaded, (*base, *finder.best) if not later_on else finder.best, None)
         found, measured, tried = self._make_room(job, as_written, found, measured)
         return _Searched(finder, loaded, found, measured, tried)
+
+    def _loaded(self, loading: LoaderStage, job: JobFacts, baseline: Profile) -> Loaded:
+        try:
+            return loading.tune(job, baseline, ())
+        except KeyboardInterrupt:
+            self._end_the_search()
+            return Loaded(msgspec.structs.replace(NOT_NEEDED, reason=ENDED_BY_CTRL_C))
+
+    def _confirm(
+        self, chosen: tuple[Choice, ...], as_written: Pace, known: Measured | None, finder: Finder
+    ) -> Confirmed:
+        """What was measured by turns and proven is kept, even if nobody waits for its own process."""
+        try:
+            return confirm(self._measurer, chosen, as_written, known)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            note = "ended by Ctrl-C before the plan ran in a process of its own: figures are those by turns"
+            return Confirmed(chosen, _by_turns(chosen, finder, as_written), 0.0, (note,))
 
     def _make_room(
         self, job: JobFacts, as_written: Pace, found: tuple[Choice, ...], measured: Measured | None
@@ -207,16 +235,18 @@ class _Tuner:
         return room.chosen, room.measured if room.chosen else measured, room.trials
 
     def _larger_batch(self, baseline: Profile, chosen: tuple[Choice, ...], now: Pace) -> LargerBatch:
+        # On top of the budget, since it was asked for by name; but not without an end.
+        deadline = self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline)
+
+        def search(left_out: str) -> LargerBatch:
+            return larger_batch(self._measurer, baseline, chosen, now, deadline=deadline, left_out=left_out)
+
         with self._stage("batch size"):
-            return larger_batch(
-                self._measurer,
-                baseline,
-                chosen,
-                now,
-                # On top of the budget, since it was asked for by name; but not without an end.
-                deadline=self._began + (1 + _FOR_THE_BATCH) * self._request.budget_s - self._run_s(baseline),
-                left_out=ENDED_BY_CTRL_C if self._interrupted else "",
-            )
+            try:
+                return search(ENDED_BY_CTRL_C if self._interrupted else "")
+            except KeyboardInterrupt:
+                self._interrupted = True
+                return search(ENDED_BY_CTRL_C)
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -314,11 +344,14 @@ class _Tuner:
                 reason = f"the job ended {len(trials)} times while levers were tried"
                 finder.conclusions.leave_out(candidates, reason)
         except KeyboardInterrupt:
-            self._interrupted = True
             finder.conclusions.leave_out(candidates, ENDED_BY_CTRL_C)
-            # What was found is worth a minute of proof; a second Ctrl-C ends that too.
-            self._notes.append("the search was ended by Ctrl-C: this is the best until then")
-            self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
+            self._end_the_search()
+
+    def _end_the_search(self) -> None:
+        """What was found is worth a minute of proof; a second Ctrl-C ends that too."""
+        self._interrupted = True
+        self._notes.append("the search was ended by Ctrl-C: this is the best until then")
+        self._tell("ended by Ctrl-C: proving the best so far (Ctrl-C again ends this too)", 0, 0)
 
     def _had_its_own_batches(self) -> bool:
         """Whether batches could not be repeated after all while levers took turns."""
@@ -356,6 +389,14 @@ class _Searched:
         later = {one.lever for one in self.tried}
         earlier = [one for one in self.finder.conclusions.trials.values() if one.lever not in later]
         return [self.loaded.trial, *earlier, *self.tried]
+
+
+def _by_turns(chosen: Sequence[Choice], finder: Finder, as_written: Pace) -> Pace:
+    """How the plan should go, by what its parts gave: what it takes is not known."""
+    loader = next((one.measured_speedup for one in chosen if one.id == "loader"), None) or 1.0
+    levers = finder.ladder[-1].speedup if finder.ladder else 1.0
+    pace = faster(as_written, loader * levers, as_written)
+    return dataclasses.replace(pace, gpu_busy_share=None, peak_bytes=None, unknown={})
 
 
 def _told_of(allowed: dict[str, Any]) -> list[str]:

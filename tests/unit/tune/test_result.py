@@ -8,8 +8,11 @@ import pytest
 
 from flatout.records.plan import Choice
 from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung
+from flatout.runtime.command import JobCommand
+from flatout.runtime.profiling import ProfileRequest
 from flatout.tune.confirming import NOT_CONFIRMED
-from flatout.tune.result import Stages, _best, _gain_of_the_loader, _summary, capped
+from flatout.tune.request import TuneRequest
+from flatout.tune.result import Stages, _best, _gain_of_the_loader, _summary, capped, result_of
 from tests.profiles import profile
 
 
@@ -151,3 +154,14 @@ def test_where_memory_is_the_goal_nothing_is_said_of_speed() -> None:
     request: Any = SimpleNamespace(max_memory_bytes=None, goal="memory")
     said = _summary(request, nothing, Pace(step_ms=1.0), 1.0)
     assert said == "nothing to gain: 1 lever was tried, which made it take no less memory"
+
+
+@pytest.mark.parametrize(("job_steps", "told"), [(None, False), (1_000_000, False), (10, True)])
+def test_tuning_that_one_run_does_not_pay_back_is_told(job_steps: int | None, told: bool) -> None:
+    choice = Choice(id="bf16", measured_speedup=2.0)
+    rung = Rung(lever="bf16", step_ms=60.0, gain=2.0, speedup=2.0)
+    command = JobCommand(("python", "t.py"), own_python=True, given=("t.py",))
+    request = TuneRequest(job=ProfileRequest(command=command))
+    found = result_of(request, "run", stages(None, [rung], chosen=(choice,), job_steps=job_steps))
+    assert found.tuning.break_even_steps is not None
+    assert any("is paid back after" in note for note in found.tuning.notes) == told

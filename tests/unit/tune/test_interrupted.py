@@ -1,0 +1,66 @@
+"""Ctrl-C in any stage keeps what was measured and proven until then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.records.plan import Choice
+from flatout.records.tuning import Rung
+from flatout.runtime.command import JobCommand
+from flatout.runtime.profiling import ProfileRequest
+from flatout.tune import tuning as module
+from flatout.tune.larger_batch import LargerBatch
+from flatout.tune.pace import pace_of
+from flatout.tune.request import TuneRequest
+from flatout.tune.tuning import _Tuner
+from tests.profiles import profile
+
+PLAN = (Choice(id="loader", settings={"num_workers": 2}, measured_speedup=2.0), Choice(id="bf16"))
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> _Tuner:
+    job = ProfileRequest(command=JobCommand(("python", "train.py"), own_python=True, given=("train.py",)))
+    return _Tuner(TuneRequest(job=job), "run", tmp_path, lambda *_: None)
+
+
+def test_a_plan_that_was_proven_is_kept_with_what_it_gave_by_turns(
+    tuner: _Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "confirm", interrupted)
+    as_written = pace_of(profile())
+    finder = type("Finder", (), {"ladder": (Rung(lever="bf16", step_ms=1.0, gain=1.5, speedup=1.5),)})
+    done = tuner._confirm(PLAN, as_written, None, finder)  # type: ignore[arg-type]
+    assert done.chosen == PLAN
+    assert done.pace is not None
+    assert done.pace.samples_per_s == pytest.approx(3.0 * (as_written.samples_per_s or 0.0))
+    assert done.pace.peak_bytes is None
+    assert "ended by Ctrl-C" in done.notes[0]
+    assert tuner._interrupted
+
+
+def test_the_size_stays_where_its_search_is_ended(tuner: _Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def searching(*_: Any, left_out: str, **__: Any) -> LargerBatch:
+        asked.append(left_out)
+        if not left_out:
+            raise KeyboardInterrupt
+        return LargerBatch(trials=[])
+
+    monkeypatch.setattr(module, "larger_batch", searching)
+    assert tuner._larger_batch(profile(), PLAN, pace_of(profile())).choice is None
+    assert asked == ["", "ended by Ctrl-C"]
+    assert tuner._interrupted
+
+
+def test_a_loader_that_was_not_done_is_left_as_it_is(tuner: _Tuner) -> None:
+    loading = type("Loading", (), {"tune": interrupted})()
+    loaded = tuner._loaded(loading, None, profile())  # type: ignore[arg-type]
+    assert loaded.choice is None
+    assert loaded.trial.reason == "ended by Ctrl-C"
