@@ -56,6 +56,25 @@ def test_a_job_that_hangs_is_told_with_its_line_ended_and_started_again(flatout:
     assert done.stdout == "done\n"
 
 
+NEVER_STARTS = """
+import time, torch
+def connect():
+    time.sleep(600)  # stuck
+connect()
+"""
+
+
+def test_a_start_that_hangs_is_told_with_its_line_and_ended_where_its_limit_is_given(
+    flatout: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(NEVER_STARTS)
+    done = flatout("run", "--as-written", "--on-hang", "stop", "--startup-limit", "8", "train.py")
+    assert done.returncode != 0
+    assert "no update yet" in done.stderr
+    assert f"it is at train.py:{line_of(NEVER_STARTS, '# stuck')} in connect" in done.stderr
+    assert "ending the job: it hung" in done.stderr
+
+
 def test_a_job_that_is_stopped_and_goes_on_has_not_hung(tmp_path: Path) -> None:
     script = (
         QUICK

@@ -182,6 +182,16 @@ def test_ctrl_c_ends_the_job_as_it_would_without_us(folder: Path, tmp_path: Path
     os.close(terminal.master)
 
 
+def test_a_sigint_that_no_terminal_sent_reaches_the_job(folder: Path, tmp_path: Path) -> None:
+    (folder / "train.py").write_text(NOTE + PRINTS)
+    job = Detached(folder, *RUN, FLATOUT_CACHE_DIR=str(tmp_path / "cache"))
+    noted(folder, "main")
+    os.kill(job.pid, signal.SIGINT)
+    until(lambda: not lives(job.pid), "the end of flatout run")
+    assert "KeyboardInterrupt" in job.output, "it reached the script"
+    until(lambda: at_work_in(folder) == [], "the end of everybody")
+
+
 def test_a_second_ctrl_c_reaches_a_job_that_takes_its_time(folder: Path, tmp_path: Path) -> None:
     terminal = Terminal(folder, tmp_path, SAVES_LONG)
     noted(folder, "main")

@@ -41,6 +41,8 @@ class Wishes:
     on_hang: str
     hang_after: float | None
     grace: float | None
+    # Whether a limit for the first update was given by name.
+    ends_starts: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,9 @@ _OF_WISHES = (
         "--hang-after",
         type=Duration(),
         metavar="TIME",
-        help="What counts as a hang. Default: a minute, 30 usual steps, 3 times its longest silence.",
+        help="What counts as a hang. Default: --silence-limit where that is given, else a minute, 30 usual "
+        "steps, 3 times its longest silence. A start without an update within --startup-limit is told, too, "
+        "and ended where that limit is given.",
     ),
     click.option(
         "--grace",
@@ -147,7 +151,7 @@ def care_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_wishes(*args: Any, **kwargs: Any) -> Any:
-        wishes = Wishes(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(Wishes)})
+        wishes = _wishes_in(kwargs)
         ranks = Ranks(**{field.name: kwargs.pop(field.name) for field in dataclasses.fields(Ranks)})
         ranks.insist_on_processes()
         return command(*args, wishes=wishes, ranks=ranks, **kwargs)
@@ -156,3 +160,16 @@ def care_options(command: F) -> F:
     for option in reversed((*_OF_WISHES, *_OF_RANKS)):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+def _wishes_in(given: dict[str, Any]) -> Wishes:
+    """Taken out of what was given; limits count as wishes where somebody has named them."""
+    names = [field.name for field in dataclasses.fields(Wishes) if field.name != "ends_starts"]
+    wishes = Wishes(**{name: given.pop(name) for name in names}, ends_starts=_is_named("startup_limit"))
+    if wishes.hang_after is None and _is_named("silence_limit"):
+        wishes = dataclasses.replace(wishes, hang_after=given["silence_limit"])
+    return wishes
+
+
+def _is_named(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE

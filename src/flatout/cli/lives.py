@@ -134,6 +134,8 @@ class Lives:
                 care=Care(
                     hang_after_s=wishes.hang_after,
                     ends_hangs=wishes.on_hang != "tell",
+                    startup_s=self._request.startup_s,
+                    ends_starts=wishes.ends_starts,
                     grace_s=wishes.grace,
                     tell=self._tell,
                     on_hang=living.hangs,

@@ -4,7 +4,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.forward import ForwardTap
-from flatout.inside.heartbeat import Heart
 from flatout.inside.memory import held_by
 from flatout.inside.planned import updates_planned
 from flatout.inside.steps import StepsTap
@@ -27,13 +26,10 @@ class FirstUpdates:
         folder = self._session.folder()
         if (
             self._session.order.heartbeat
-            and self._session.heart is None
+            and (self._session.heart is None or self._session.heart.folder != folder)
             and "heartbeat" not in self._session.failed
         ):
-            try:
-                self._session.heart = Heart(folder)
-            except Exception as error:  # noqa: BLE001 - observing never breaks a job
-                self._session.fail("heartbeat", error)
+            self._session.begin_heart(folder)
         leading = self._leading_parameters()
         if self._session.updates == 1 and leading:
             self._session.gpu.find(leading[0].device)

@@ -19,16 +19,23 @@ class Heart:
     """Beats at each update; a sign is anything else that was seen."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._updates, self._updated_s = 0, time.monotonic()
         with (folder / HEARTBEAT_FILE).open("w+b") as file:
-            file.write(HEARTBEAT.pack(0, 0.0, 0.0))
+            file.write(HEARTBEAT.pack(0, self._updated_s, self._updated_s))
             file.flush()
             self._memory = mmap.mmap(file.fileno(), HEARTBEAT.size)
-        self._updates, self._updated_s = 0, time.monotonic()
         self._stacks: Any = None
         with contextlib.suppress(Exception):  # without it, there are other ways to the stacks
             self._stacks = (folder / STACKS_FILE).open("w")
             number = signal.SIGRTMIN + STACKS_SIGNAL_ABOVE_MIN
             faulthandler.register(number, file=self._stacks, all_threads=True, chain=False)
+
+    def stop(self) -> None:
+        """Another has taken its place; a thread may be giving a sign just now, and may."""
+        if self._stacks is not None:
+            self._stacks.close()
 
     def beat(self, updates: int) -> None:
         """An update has ended."""

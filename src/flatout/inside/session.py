@@ -45,7 +45,7 @@ from flatout.inside.turn import Turn
 from flatout.inside.watch import Watch
 from flatout.inside.workers import WorkersTap, leave_workers_alone
 from flatout.inside.writer import EventWriter
-from flatout.records.session import RANKS_FOLDER, Order
+from flatout.records.session import RANKS_FOLDER, STARTING_FOLDER, Order
 
 # Looking at the parts of a step costs a hundred microseconds of a slow host: of every step at first, then of
 # one in so many. Updates and evaluations are always seen.
@@ -95,6 +95,8 @@ class Session:
         self._compiler: CompilerTap | None = None
         self._writer: EventWriter | None = None
         self.heart: Heart | None = None
+        # Of where this process started, or of the one that it was forked from.
+        self._former_heart: Heart | None = None
         self._first_updates = FirstUpdates(self)
         self._worker_loop: Any = None
         self._unsettled = False
@@ -106,6 +108,8 @@ class Session:
     def arm(self) -> None:
         """Install every tap that was ordered; one that cannot be installed is noted, and the others go on."""
         self.log.add(("start", time.perf_counter_ns()))
+        if self.order.heartbeat:
+            self.begin_heart(Path(self.order.folder) / STARTING_FOLDER / self._name)
         self.facts["unix_at_zero_s"] = time.time() - time.perf_counter()
         if self.order.seed is not None:
             seed_everything(self.torch, self.order.seed)
@@ -347,9 +351,24 @@ class Session:
         writer.write_now()
         return writer.folder
 
+    @property
+    def _name(self) -> str:
+        return f"{self.rank_and_world_size()[0]}-{self._pid}"
+
+    def begin_heart(self, folder: Path) -> None:
+        """A sign of life for whoever watches: while it starts, then from its first update on."""
+        former = self.heart or self._former_heart
+        self.heart = self._former_heart = None
+        try:
+            self.heart = Heart(folder)
+            if former is not None:
+                former.stop()
+        except Exception as error:  # noqa: BLE001 - observing never breaks a job
+            self.fail("heartbeat", error)
+
     def _running_writer(self) -> EventWriter:
         if self._writer is None:
-            folder = Path(self.order.folder) / RANKS_FOLDER / f"{self.rank_and_world_size()[0]}-{self._pid}"
+            folder = Path(self.order.folder) / RANKS_FOLDER / self._name
             self._writer = EventWriter(folder, self.log, self.describe, self._tick)
         return self._writer
 
@@ -378,7 +397,8 @@ class Session:
     def after_fork(self) -> None:
         """A forked child may be a rank of its own: it starts to count afresh, into a folder of its own."""
         self._pid = os.getpid()
-        self._writer = self.heart = None
+        self._former_heart, self.heart = self.heart, None
+        self._writer = None
         self.gpu.leave_to_the_parent()
         self.log.drain()
         self.log.add(("start", time.perf_counter_ns()))

@@ -30,13 +30,13 @@ class Heartbeat:
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """Of a rank's folder, which is named by rank and pid; None where nothing was written yet."""
+    """Of a rank's folder, which is named by rank and pid; None where it cannot be read."""
     try:
         updates, updated_s, sign_s = HEARTBEAT.unpack(path.read_bytes())
         rank, pid = (int(part) for part in path.parent.name.split("-"))
     except (OSError, ValueError, struct.error):
         return None
-    return Heartbeat(rank, pid, str(path.parent), updates, updated_s, sign_s) if updates else None
+    return Heartbeat(rank, pid, str(path.parent), updates, updated_s, sign_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,17 +65,23 @@ class Hang:
 
     after_update: int
     silent_s: float
-    usual_s: float
+    usual_s: float | None
     ranks: tuple[RankStanding, ...]
     culprit: int | None
     reason: str
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fill_reasons(self, default="all ranks look alike")
+        fill_reasons(
+            self, default="all ranks look alike", reasons={"usual_s": "it has made too few updates to tell"}
+        )
 
     def words(self) -> str:
         """In a sentence or two."""
+        if not self.after_update:
+            return f"no update yet, {self.silent_s:.0f} s after the start: {self.reason}"
+        if self.usual_s is None:
+            return f"no update for {self.silent_s:.0f} s after update {self.after_update}: {self.reason}"
         usual = f"{self.usual_s:.1f}" if self.usual_s < 10 else f"{self.usual_s:.0f}"
         said = f"no update for {self.silent_s:.0f} s after update {self.after_update} (usually {usual} s)"
         return f"{said}: {self.reason}"

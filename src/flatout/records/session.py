@@ -10,6 +10,7 @@ Read and written with the standard library alone: the user's environment may hol
       stopped                     the exit code of a training that was asked to stop, and has saved
       shield.txt                  what was kept from leaving, or could not be shielded, a line each
       workers/<pid>.json          what a DataLoader worker spent its time on
+      starting/<rank>-<pid>/      heartbeat and stacks of a process until its first update
       ranks/<rank>-<pid>/
         session.json              what there is to know of the process, beside its steps
         events.jsonl              what happened, an array of events a line (`inside/log.py`)
@@ -50,6 +51,8 @@ EVENTS_FILE = "events.jsonl"
 ON_ITS_WAY = "?"
 INSPECTION_FILE = "inspection.json"
 WORKERS_FOLDER = "workers"
+# Of processes that have made no update yet: a heartbeat each, as in `ranks`.
+STARTING_FOLDER = "starting"
 STOP_FILE = "stop.json"
 ARMS_FILE = "arms.json"
 ARM_FILE = "arm.txt"

@@ -37,7 +37,8 @@ class Followed:
         for step in self._reader.read():
             self.pace.take(step)
         self._reader.replay.thin_out(_MOST_OPEN)
-        self.beat = read_heartbeat(self.folder / HEARTBEAT_FILE)
+        beat = read_heartbeat(self.folder / HEARTBEAT_FILE)
+        self.beat = beat if beat is not None and beat.updates else None
         with contextlib.suppress(OSError, ValueError):
             changed = (self.folder / SESSION_FILE).stat().st_mtime_ns
             if changed != self._described_at:

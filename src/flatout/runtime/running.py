@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +53,9 @@ class Care:
     # Silent for how long; None: far longer than usual.
     hang_after_s: float | None = None
     ends_hangs: bool = False
+    # Without a first update for how long; and whether that is an end as well, or only told.
+    startup_s: float = math.inf
+    ends_starts: bool = False
     # After a signal to stop, how long it may take; None: as long as it likes.
     grace_s: float | None = None
     tell: Callable[[str], None] = lambda _text: None
@@ -109,7 +114,8 @@ class _Watchman:
         over = threading.Event()
         patience = start_aside(lambda: self._lose_patience(passed_on, over), "flatout-patience")
         try:
-            with hangs_told(folder, self._hangs, self._goes_on, self._care.hang_after_s):
+            limits = (self._care.hang_after_s, self._care.startup_s)
+            with hangs_told(folder, self._hangs, self._goes_on, *limits):
                 yield
         finally:
             over.set()
@@ -119,7 +125,7 @@ class _Watchman:
         self.hangs.append(hang)
         self._care.on_hang(hang)
         self._care.tell(hang.words())
-        if self._care.ends_hangs:
+        if self._care.ends_hangs and (hang.after_update or self._care.ends_starts):
             self._end("it hung")
 
     def _goes_on(self) -> None:
@@ -168,10 +174,24 @@ class _PassedOn:
         if self._child is None:
             self._early.append(number)
             return
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and _is_in_front():
             return  # the terminal sends it to the job as well: what follows is the job's to say
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(number)
+
+
+def _is_in_front() -> bool:
+    """Whether a Ctrl-C of the terminal reaches the job too; a supervisor tells nobody but us."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from typing import Any
 from flatout.records.session import ASKED_TO_STOP_FILE, SESSION_VARIABLE
 from flatout.runtime.meeting import store_of_ranks, words_of_this_life
 
+# One that comes sooner is the same, told to the whole group and passed on besides.
+_TWICE_S = 0.2
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _KEY = "stop-at"
 # Ranks are at most one step apart: each waits for the others' gradients.
@@ -91,7 +93,7 @@ class Stop:
         before = self._found.get(number)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
-        elif number == signal.SIGINT and again:
+        elif number == signal.SIGINT and again and time.monotonic() - (self.asked_at or 0.0) > _TWICE_S:
             raise KeyboardInterrupt  # whoever presses Ctrl-C twice does not want to wait
 
     def _stop_watching_workers(self) -> None:

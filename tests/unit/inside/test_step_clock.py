@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.inside.heartbeat import Heart  # noqa: E402
 from flatout.inside.session import Session  # noqa: E402
 from flatout.records.session import Order  # noqa: E402
 
@@ -145,7 +144,7 @@ def test_a_fork_after_a_session_has_ended_starts_nothing(tmp_path: Path) -> None
 def test_a_forked_rank_has_a_heart_of_its_own(tmp_path: Path) -> None:
     session = Session(torch, Order(folder=str(tmp_path), heartbeat=True))
     session.arm()
-    session.heart = Heart(tmp_path)
+    session.begin_heart(tmp_path)
     assert forked(lambda: session.heart is None) == 0
     session.disarm()
 

@@ -1,6 +1,7 @@
 """Watches a job's heartbeats from Flatout's own process."""
 
 import contextlib
+import dataclasses
 import math
 import statistics
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from flatout.records.hang import HEARTBEAT_FILE, Hang, Heartbeat, read_heartbeat
-from flatout.records.session import RANKS_FOLDER
+from flatout.records.session import RANKS_FOLDER, STARTING_FOLDER
 from flatout.runtime.aside import start_aside
 from flatout.runtime.hanging.culprit import culprit_of
 from flatout.runtime.hanging.stacks import where_it_stands
@@ -74,17 +75,32 @@ class Silence:
 
 @contextlib.contextmanager
 def hangs_told(
-    folder: Path, tell: Callable[[Hang], None], goes_on: Callable[[], None], limit_s: float | None = None
+    folder: Path,
+    tell: Callable[[Hang], None],
+    goes_on: Callable[[], None],
+    limit_s: float | None = None,
+    startup_s: float = math.inf,
 ) -> Iterator[None]:
-    """Tell of each hang, and of its end where there is one."""
+    """Tell of each hang, and of its end where there is one; and of a start without an update for so long."""
     ended = threading.Event()
     silence = Silence(limit_s)
+    began_s = time.monotonic()
 
     def watch() -> None:
         # The newest sign of life when it was told of; None while there is nothing to tell.
         told_at_s: float | None = None
+        told_of_start = False
         while not ended.wait(_LOOK_S):
             beats = read_heartbeats(folder)
+            if not beats:
+                starting_s = time.monotonic() - began_s
+                if starting_s > startup_s and not told_of_start and not ended.is_set():
+                    told_of_start = True
+                    tell(_no_start(read_heartbeats(folder, STARTING_FOLDER), starting_s))
+                continue
+            if told_of_start:
+                told_of_start = False
+                goes_on()
             living, is_stopped = _living(beats)
             silent_s = silence.look(living, is_stopped=is_stopped, now_s=time.monotonic())
             if not living:
@@ -107,12 +123,19 @@ def hangs_told(
         thread.join()
 
 
-def read_heartbeats(folder: Path) -> list[Heartbeat]:
-    """Of all ranks that have made an update, by rank; of its processes, the one that made the last."""
+def read_heartbeats(folder: Path, where: str = RANKS_FOLDER) -> list[Heartbeat]:
+    """Of all ranks that have made an update, by rank; of its processes, the one that made the last.
+
+    Of those that are starting, the first: others are its helpers.
+    """
     newest: dict[int, Heartbeat] = {}
-    for path in (folder / RANKS_FOLDER).glob(f"*/{HEARTBEAT_FILE}"):
+    for path in (folder / where).glob(f"*/{HEARTBEAT_FILE}"):
         beat = read_heartbeat(path)
-        if beat is not None and (beat.rank not in newest or beat.updated_s > newest[beat.rank].updated_s):
+        if beat is None or not (beat.updates or where == STARTING_FOLDER):
+            continue
+        had = newest.get(beat.rank)
+        is_better = had is None or (had.updated_s > beat.updated_s) == (where == STARTING_FOLDER)
+        if is_better:
             newest[beat.rank] = beat
     return [newest[rank] for rank in sorted(newest)]
 
@@ -127,6 +150,21 @@ def _living(beats: list[Heartbeat]) -> tuple[list[Heartbeat], bool]:
                 living.append(beat)
             is_stopped = is_stopped or status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return living, is_stopped
+
+
+def _no_start(beats: list[Heartbeat], silent_s: float) -> Hang:
+    """Processes that have loaded torch tell where they are; there may be none yet."""
+    living, _ = _living(beats)
+    if not living:
+        return Hang(
+            after_update=0,
+            silent_s=silent_s,
+            usual_s=None,
+            ranks=(),
+            culprit=None,
+            reason="no process of it that lives has loaded torch",
+        )
+    return dataclasses.replace(_hang(living, silent_s, 0.0), after_update=0, usual_s=None)
 
 
 def _hang(beats: list[Heartbeat], silent_s: float, usual_s: float) -> Hang:

@@ -65,8 +65,8 @@ def test_time_in_which_it_was_stopped_is_not_its_own() -> None:
     assert silence.look([beat(10, end_s)], is_stopped=False, now_s=end_s + 104) == 4.0
 
 
-def leave_a_beat(folder: Path, rank: int, pid: int, updates: int, ago_s: float) -> None:
-    place = folder / "ranks" / f"{rank}-{pid}"
+def leave_a_beat(folder: Path, rank: int, pid: int, updates: int, ago_s: float, where: str = "ranks") -> None:
+    place = folder / where / f"{rank}-{pid}"
     place.mkdir(parents=True)
     at_s = time.monotonic() - ago_s
     (place / "heartbeat").write_bytes(HEARTBEAT.pack(updates, at_s, at_s))
@@ -95,6 +95,43 @@ def test_a_process_that_is_gone_does_not_count_while_the_job_goes_on_elsewhere(
         assert found.wait(60)
     assert told[0].culprit == 1
     assert told[0].silent_s < 100
+
+
+@pytest.mark.parametrize("has_loaded_torch", [True, False])
+def test_a_start_without_an_update_is_told_once_and_its_end_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_loaded_torch: bool
+) -> None:
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    told: list[Hang] = []
+    found, over = threading.Event(), threading.Event()
+
+    def tell(hang: Hang) -> None:
+        told.append(hang)
+        found.set()
+
+    if has_loaded_torch:
+        leave_a_beat(tmp_path, 0, os.getpid(), 0, ago_s=50, where="starting")
+        leave_a_beat(tmp_path, 0, os.getppid(), 0, ago_s=20, where="starting")  # came later: a helper
+    with hangs_told(tmp_path, tell, over.set, 1000.0, startup_s=0.05):
+        assert found.wait(60)
+        assert not over.wait(0.1)
+        leave_a_beat(tmp_path, 0, os.getpid(), 1, ago_s=0)
+        assert over.wait(60)
+    assert len(told) == 1
+    assert (told[0].after_update, told[0].usual_s) == (0, None)
+    assert [one.pid for one in told[0].ranks] == ([os.getpid()] if has_loaded_torch else [])
+    assert told[0].words().startswith("no update yet, 0 s after the start: ")
+
+
+def test_a_start_that_takes_its_time_within_the_limit_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    told: list[Hang] = []
+    leave_a_beat(tmp_path, 0, os.getpid(), 0, ago_s=50, where="starting")
+    with hangs_told(tmp_path, told.append, lambda: None, startup_s=1000.0):
+        time.sleep(0.2)
+    assert told == []
 
 
 def standing(
