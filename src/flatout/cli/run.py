@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     "--every",
     type=click.IntRange(min=100),
     metavar="STEPS",
-    help="Record some steps under torch's profiler every so many, and tell when steps become slower.",
+    help="Record some steps under torch's profiler every so many, and when steps have become slower. "
+    "(That they have is told in any case.)",
 )
 @log_to_option(
     "SINK:PLACE,...",

@@ -86,7 +86,8 @@ class Session:
         self.bench = Bench(self, self.scene) if order.bench and self.scene is not None else None
         # Where profilers may be switched is known only while this is counted.
         self.records = OpenRecords(torch) if order.record or order.watch_every else None
-        self.watch = Watch(self, order.watch_every) if order.watch_every else None
+        # Whoever has a heartbeat runs to its end, and is told of when it becomes slower.
+        self.watch = Watch(self, order.watch_every) if order.watch_every or order.heartbeat else None
         self.habits: HabitsTap | None = None
         self.cleanup: CleanupTap | None = None
         self.in_backward = False

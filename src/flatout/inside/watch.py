@@ -1,4 +1,4 @@
-"""A long run, looked at now and then: a recording every so many steps, an alarm when they become slower."""
+"""A long run: an alarm when its steps become slower, and where that is wanted a recording every so many."""
 
 import json
 import statistics
@@ -12,8 +12,8 @@ from flatout.records.session import ALARMS_FILE
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
-# Steps that are judged together: single ones are long for a hundred reasons.
-_BLOCK = 32
+# Steps that are judged together, and for how long at least: single ones are long for a hundred reasons.
+_BLOCK, _BLOCK_NS = 32, 500_000_000
 # A pace is known after so many blocks; the first steps are nobody's pace.
 _BLOCKS_TO_KNOW = 3
 # So much slower than the best pace is an alarm, in two blocks after each other; below the other it is over.
@@ -33,6 +33,7 @@ class Watch:
         self._every = every
         self._ended_ns = 0
         self._block: list[int] = []
+        self._block_ns = 0
         self._blocks = 0
         self._best_ms: float | None = None
         self._slow_blocks = 0
@@ -56,9 +57,12 @@ class Watch:
             self._leave_out -= 1
         elif before:
             self._block.append(ended_ns - before)
-            if len(self._block) == _BLOCK:
+            self._block_ns += self._block[-1]
+            if len(self._block) >= _BLOCK and self._block_ns >= _BLOCK_NS:
                 self._judge(statistics.median(self._block) / 1e6)
-                self._block = []
+                self._begin_block()
+        if not self._every:
+            return
         is_due = self._wanted or not self._session.updates % self._every
         # The steps must have found their pace: nobody wants a recording of a warm-up.
         if is_due and self._blocks >= _BLOCKS_TO_KNOW:
@@ -80,7 +84,8 @@ class Watch:
                 self._window.step()
                 if self._window.is_over:
                     window, self._window = self._window, None
-                    self._block, self._leave_out = [], _AFTERWARDS
+                    self._begin_block()
+                    self._leave_out = _AFTERWARDS
                     window.end()
                     if window.path is not None:  # else the script began to profile itself
                         self._keep(window.path)
@@ -95,6 +100,9 @@ class Watch:
         window, self._window = self._window, None
         if window is not None:
             window.abandon()
+
+    def _begin_block(self) -> None:
+        self._block, self._block_ns = [], 0
 
     def _judge(self, median_ms: float) -> None:
         self._blocks += 1
