@@ -35,6 +35,7 @@ class Watch:
         self._block: list[int] = []
         self._block_ns = 0
         self._blocks = 0
+        self._seen = 0
         self._best_ms: float | None = None
         self._slow_blocks = 0
         self._is_slow = False
@@ -56,6 +57,7 @@ class Watch:
         if self._leave_out:
             self._leave_out -= 1
         elif before:
+            self._seen += 1
             self._block.append(ended_ns - before)
             self._block_ns += self._block[-1]
             if len(self._block) >= _BLOCK and self._block_ns >= _BLOCK_NS:
@@ -65,7 +67,7 @@ class Watch:
             return
         is_due = self._wanted or not self._session.updates % self._every
         # The steps must have found their pace: nobody wants a recording of a warm-up.
-        if is_due and self._blocks >= _BLOCKS_TO_KNOW:
+        if is_due and self._seen >= _BLOCK * _BLOCKS_TO_KNOW:
             self._wanted = False
             self.waits_for_a_call = self._session.watching = True
 
