@@ -150,7 +150,7 @@ def waterfall(taps: Sequence[Share], trace: TraceSummary, step: StepTimes) -> tu
     """
     recorded = {share.part: share.ms for share in trace.waterfall}
     busy = {part: recorded[part] for part in _BUSY if recorded.get(part)}
-    if not busy or not trace.kernels:
+    if not busy or not trace.kernels or trace.busy_share is None:
         return tuple(taps)
     scale = min(1.0, step.mean / sum(busy.values()))
     parts = {part: ms * scale for part, ms in busy.items()}

@@ -77,5 +77,5 @@ def gaps(spans: Spans, start: int, end: int) -> Spans:
 
 
 def _outside(spans: Spans) -> Spans:
-    least, most = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max // 2
+    least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     return np.concatenate(([least], spans[1])), np.concatenate((spans[0], [most]))

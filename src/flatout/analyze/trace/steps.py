@@ -7,7 +7,7 @@ began with what the first step launched, to where the last of it ended.
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Steps:
     step_ms: list[float]
     device_rows: Any
     # Whose clock the steps are on, and how far the device is behind the last mark.
-    clock: str = "host"
+    clock: Literal["device", "host"] = "host"
     behind_ns: int = 0
 
 
@@ -47,37 +47,39 @@ def steps_of(columns: Columns) -> Steps:
     marked = _marks(columns, known)
     rows = np.flatnonzero(np.isin(columns.category, ON_DEVICE) & known)
     if not len(marked):
-        whole = np.flatnonzero(known)
-        start = int(columns.start[whole].min()) if len(whole) else 0
-        end = int(_ends(columns, whole).max()) if len(whole) else 0
+        start, end = _extent(columns, np.flatnonzero(known))
         return Steps(start, end, start, end, [], _of_the_busiest_device(columns, rows))
-    starts, ends = columns.start[marked], np.maximum.accumulate(_ends(columns, marked))
-    first, last = int(starts[0]), int(ends[-1])
+    first, last = _extent(columns, marked)
     launched = _launched(columns, rows)
-    if not (launched >= 0).any():  # nobody wrote down the calls: what runs between the marks
-        between = (columns.start[rows] < last) & (_ends(columns, rows) > first)
-        own = _of_the_busiest_device(columns, rows[between])
-        return Steps(first, last, first, last, _milliseconds(columns.length[marked]), own)
-    is_own = (launched >= first) & (launched < last)
+    is_own = (launched >= first) & (launched < last) & (columns.start[rows] - launched < _LONGEST_NS)
     own = _of_the_busiest_device(columns, rows[is_own])
     if not len(own):
         return Steps(first, last, first, last, _milliseconds(columns.length[marked]), own)
-    device = columns.device[own[0]]
-    others = rows[~is_own & (columns.device[rows] == device)]
-    begins = int(columns.start[own].min())
-    earlier = others[columns.start[others] < begins]
-    busy_until = min(begins, int(_ends(columns, earlier).max())) if len(earlier) else first
-    start = max(first, busy_until)
-    # When the device was through with each step; where it kept up, when the host was.
-    number = np.searchsorted(starts, _launched(columns, own), side="right") - 1
-    through = np.full(len(starts), first)
-    np.maximum.at(through, number, _ends(columns, own))
-    borders = np.maximum.accumulate(np.maximum(ends, through))
-    behind = int(borders[-1]) - last
+    start = _turned_to(columns, own, rows[~is_own], first)
+    borders = _through_with(columns, own, marked, start)
     lengths = np.diff(np.concatenate(([start], borders)))
+    behind = int(borders[-1]) - last
     if max(behind, start - first) <= _BEHIND * float(np.median(lengths)):
-        return Steps(first, last, first, last, _milliseconds(columns.length[marked]), _between(columns, own, first, last))
-    return Steps(start, int(borders[-1]), first, last, _milliseconds(lengths), own, "device", max(0, behind))
+        return Steps(first, last, first, last, _milliseconds(columns.length[marked]), own)
+    return Steps(start, int(borders[-1]), first, last, _milliseconds(lengths), own, "device", behind)
+
+
+def _turned_to(columns: Columns, own: Any, others: Any, first: int) -> int:
+    """When the device turned to the first step: at its mark, or when it was through with what came before."""
+    begins = int(columns.start[own].min())
+    others = others[columns.device[others] == columns.device[own[0]]]
+    earlier = others[columns.start[others] < begins]
+    if not len(earlier):
+        return first
+    return max(first, min(begins, int(_ends(columns, earlier).max())))
+
+
+def _through_with(columns: Columns, own: Any, marked: Any, start: int) -> Any:
+    """When each step was over on the device; where it keeps up, when the host was."""
+    through = np.full(len(marked), start)
+    number = np.searchsorted(columns.start[marked], _launched(columns, own), side="right") - 1
+    np.maximum.at(through, np.maximum(number, 0), _ends(columns, own))
+    return np.maximum.accumulate(np.maximum(_ends(columns, marked), through))
 
 
 def has_length(columns: Columns) -> Any:
@@ -100,12 +102,50 @@ def _marks(columns: Columns, known: Any) -> Any:
 
 
 def _launched(columns: Columns, rows: Any) -> Any:
-    """When the host launched each row of the device; -1 where nobody wrote that down."""
-    calls = np.flatnonzero(np.isin(columns.category, CALLS) & (columns.correlation >= 0) & (columns.start >= 0))
-    if not len(calls) or not len(rows):
-        return np.full(len(rows), -1)
-    order = calls[np.argsort(columns.correlation[calls], kind="stable")]
-    wanted = columns.correlation[rows]
-    place = np.minimum(np.searchsorted(columns.correlation[order], wanted), len(order) - 1)
-    found = order[place]
-    return np.where((wanted >= 0) & (columns.correlation[found] == wanted), columns.start[found], -1)
+    """When the host launched each row of the device.
+
+    By the call, else by the operator, else as what ran before it; where nobody wrote down any of these, when
+    it ran.
+    """
+    found = np.full(len(rows), -1)
+    calls = np.flatnonzero(np.isin(columns.category, CALLS) & (columns.correlation >= 0))
+    found = _starts_of_same(columns, columns.correlation, calls, rows, found)
+    operators = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.external >= 0))
+    found = _starts_of_same(columns, columns.external, operators, rows, found)
+    order = np.argsort(columns.start[rows], kind="stable")
+    place = np.maximum.accumulate(np.where(found[order] >= 0, np.arange(len(rows)), -1))
+    found[order] = np.where(place >= 0, found[order][np.maximum(place, 0)], columns.start[rows][order])
+    return found
+
+
+def _starts_of_same(columns: Columns, numbers: Any, hosts: Any, rows: Any, found: Any) -> Any:
+    """Where nothing was found yet: the start of the host's row that has the same number."""
+    hosts = hosts[columns.start[hosts] >= 0]
+    if not len(hosts) or not len(rows):
+        return found
+    order = hosts[np.argsort(numbers[hosts], kind="stable")]
+    wanted = numbers[rows]
+    place = order[np.minimum(np.searchsorted(numbers[order], wanted), len(order) - 1)]
+    matches = (found < 0) & (wanted >= 0) & (numbers[place] == wanted)
+    return np.where(matches, columns.start[place], found)
+
+
+def _extent(columns: Columns, rows: Any) -> tuple[int, int]:
+    """From where the first of them begins to where the last ends."""
+    return (int(columns.start[rows].min()), int(_ends(columns, rows).max())) if len(rows) else (0, 0)
+
+
+def _ends(columns: Columns, rows: Any) -> Any:
+    return columns.start[rows] + columns.length[rows]
+
+
+def _milliseconds(lengths: Any) -> list[float]:
+    return [float(value) / 1e6 for value in lengths]
+
+
+def _of_the_busiest_device(columns: Columns, rows: Any) -> Any:
+    devices = columns.device[rows]
+    if not len(rows) or (devices == devices[0]).all():
+        return rows
+    busiest = max(np.unique(devices), key=lambda one: columns.length[rows][devices == one].sum())
+    return rows[devices == busiest]

@@ -20,6 +20,7 @@ from flatout.analyze.trace.reading import OnRead, read_trace
 from flatout.analyze.trace.rows import launchers
 from flatout.analyze.trace.sources import source_of
 from flatout.analyze.trace.spans import total
+from flatout.analyze.trace.steps import Steps
 from flatout.analyze.trace.syncs import sync_points
 from flatout.analyze.trace.timeline import Timeline, timeline
 from flatout.records.step import Share, StepTimes
@@ -30,6 +31,7 @@ _TOP = 25
 _DOMINATES = 0.3
 _OFTEN, _SHORT_US = 300, 6.0
 _NO_STEPS = "no steps are marked"
+_INCOMPLETE = "the trace is incomplete: kernels of CUDA graphs are missing"
 _MARKS = (
     "torch marks them at profiler.step() only where the profiler has a schedule=; NVTX ranges do, as --nvtx "
     "writes them"
@@ -94,20 +96,22 @@ def _of_counters(paths: list[Path], counters: tuple[CounterUse, ...]) -> TraceSu
 
 def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]) -> TraceSummary:
     has_device = bool(len(found.device_rows))
-    busy = found.length - total(found.idle) if has_device else None
+    busy = found.length - total(found.idle) if has_device and not found.lost_graphs else None
     on_cores = _tensor_core_share(found)
     kernels, operators = _kernels(found), _operators(found)
     name = columns.device_name or _device_name(head)
     reasons = {}
     if not found.step_ms:
         reasons["step_ms"] = f"{_NO_STEPS} ({_MARKS}): all times are of the whole trace"
+    if found.lost_graphs:
+        reasons["busy_share"] = _INCOMPLETE
     if on_cores is None and has_device:
         reasons["tensor_core_share"] = "no product or convolution whose name says on what it runs"
     return TraceSummary(
         files=(str(path),),
         events=len(columns.start),
         steps=len(found.step_ms),
-        step_ms=_step_times(found.step_ms),
+        step_ms=_step_times(found.marked),
         device_name=str(name) if has_device and name else None,
         busy_share=busy / found.length if busy is not None and found.length else None,
         waterfall=_waterfall(found),
@@ -124,7 +128,8 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     )
 
 
-def _step_times(values: list[float]) -> StepTimes | None:
+def _step_times(marked: Steps) -> StepTimes | None:
+    values = marked.step_ms
     interval = median_interval(values)
     if interval is None:
         return None
@@ -134,7 +139,7 @@ def _step_times(values: list[float]) -> StepTimes | None:
         mean=statistics.fmean(values),
         low=interval.low,
         high=interval.high,
-        clock="host",
+        clock=marked.clock,
     )
 
 
@@ -279,6 +284,16 @@ def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
     notes = []
     if not len(found.device_rows):
         notes.append("the trace has no kernel of a GPU: this is what the host did")
+    if found.marked.clock == "device":
+        behind = found.marked.behind_ns / 1e6
+        notes.append(
+            f"the host runs ahead of the device (by {behind:.3g} ms at the last mark): steps are timed on the device, "
+            "and its work belongs to the step that launched it"
+        )
+    if found.lost_graphs:
+        notes.append(
+            f"{_INCOMPLETE} ({found.lost_graphs} launches without any), so nobody knows how busy the device was"
+        )
     if not columns.ended:
         notes.append("the file is cut off: what is left of it was read")
     if columns.skipped:

@@ -12,10 +12,9 @@ from flatout.records.trace import SyncPoint
 
 
 def sync_points(found: Timeline) -> tuple[SyncPoint, ...]:
-    """Calls that wait, by what called them; those outside of the window are no part of a step."""
+    """Calls that wait, by what called them."""
     columns, rows = found.columns, found.sync_rows
-    inside = (columns.start[rows] >= found.start) & (columns.start[rows] < found.end)
-    if not inside.any():
+    if not len(rows):
         return ()
     stalls = np.zeros(len(rows))
     stalled_spans = found.parts.get("sync_stall", NOTHING)
@@ -25,8 +24,7 @@ def sync_points(found: Timeline) -> tuple[SyncPoint, ...]:
     counts: Counter[tuple[str, str, str | None]] = Counter()
     host: Counter[tuple[str, str, str | None]] = Counter()
     stalled: dict[tuple[str, str, str | None], float] = defaultdict(float)
-    for number in np.flatnonzero(inside):
-        row = rows[number]
+    for number, row in enumerate(rows):
         call = columns.names[columns.name[row]]
         operator = operators.get(int(columns.external[row]), "")
         key = (call, operator, frames.of(int(columns.thread[row]), int(columns.start[row])))

@@ -11,10 +11,9 @@ from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import host_parts
 from flatout.analyze.trace.kernels import kind_of
 from flatout.analyze.trace.rows import rows_of, spans_of
-from flatout.analyze.trace.spans import Spans, both, divided, within, without
+from flatout.analyze.trace.spans import NOTHING, Spans, both, divided, within, without
+from flatout.analyze.trace.steps import CALLS, ON_DEVICE, Steps, steps_of
 
-_ON_DEVICE = (CODES["kernel"], CODES["gpu_memcpy"], CODES["gpu_memset"])
-_CALLS = (CODES["cuda_runtime"], CODES["cuda_driver"])
 _WORK = (CODES["cpu_op"], CODES["user_annotation"])
 # What the device does, the part of the waterfall that it belongs to; where two run at once, the first counts.
 _PARTS = {
@@ -26,13 +25,13 @@ _PARTS = {
     "communication": ("communication",),
     "host_to_device": ("copy",),
 }
-_STEP = re.compile(r"ProfilerStep#\d+")
 _LOADER = re.compile(
     r"enumerate\(DataLoader\)|_(Single|Multi)ProcessDataLoaderIter\.__next__|^flatout\.input"
 )
 SYNCS = re.compile(
     r"^(cuda|hip)(Stream|Device|Event)Synchronize$|^cudaMemcpy$|^cuStreamSynchronize$|^cuCtxSynchronize$"
 )
+_GRAPH_LAUNCHES = re.compile(r"^(cuda|cu|hip)GraphLaunch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +39,41 @@ class Timeline:
     """A trace by its window: rows that count, spans of every part, and the gaps between them."""
 
     columns: Columns
-    start: int
-    end: int
-    # Milliseconds of the marked steps; empty where none is marked.
-    step_ms: list[float]
-    # Rows on the device that was busiest, and rows that wait for it.
-    device_rows: Any
+    marked: Steps
+    # Rows that wait for the device.
     sync_rows: Any
     kinds: list[str]
     parts: dict[str, Spans]
     idle: Spans
     # By gap: the row in `sync_rows` that waited when it began, or -1.
     sync_of_gap: Any
+    # Launches of graphs of which the device has no kernel: it looks idle, and was not.
+    lost_graphs: int = 0
+
+    @property
+    def start(self) -> int:
+        """Nanoseconds, of the device where it is behind the host."""
+        return self.marked.start
+
+    @property
+    def end(self) -> int:
+        """Likewise."""
+        return self.marked.end
 
     @property
     def length(self) -> int:
         """Nanoseconds."""
         return self.end - self.start
+
+    @property
+    def step_ms(self) -> list[float]:
+        """Milliseconds of the marked steps; empty where none is marked."""
+        return self.marked.step_ms
+
+    @property
+    def device_rows(self) -> Any:
+        """What the device that was busiest did for these steps."""
+        return self.marked.device_rows
 
     @property
     def steps(self) -> int:
@@ -70,17 +87,11 @@ class Timeline:
 
 def timeline(columns: Columns) -> Timeline:
     """Lay it out."""
-    marked = rows_of(columns, (CODES["user_annotation"],), _STEP)
-    known = columns.length >= 0
-    step_ms = _lengths(columns, marked[known[marked]])
-    start, end = _window(columns, marked[known[marked]], known)
-    rows = np.flatnonzero(np.isin(columns.category, _ON_DEVICE) & known)
-    in_window = (columns.start[rows] < end) & (columns.start[rows] + columns.length[rows] > start)
-    rows = _of_the_busiest_device(columns, rows[in_window])
+    marked = steps_of(columns)
+    start, end, rows = marked.start, marked.end, marked.device_rows
     kinds: list[str] = [kind_of(name) for name in columns.names]
     parts, idle = divided(_work(columns, rows, kinds), start, end)
-    sync_rows = rows_of(columns, _CALLS, SYNCS)
-    sync_rows = sync_rows[np.argsort(columns.start[sync_rows], kind="stable")]
+    sync_rows = _syncs_of(columns, marked)
     sync_of_gap = _waiting_at(columns, sync_rows, idle[0])
     waits = within(spans_of(columns, rows_of(columns, _WORK, _LOADER)), start, end)
     if not len(rows):
@@ -89,10 +100,13 @@ def timeline(columns: Columns) -> Timeline:
         parts["input_wait"] = both(idle, waits)
         rest = without(idle, waits)
         after_sync = sync_of_gap[np.searchsorted(idle[0], rest[0], side="right") - 1] >= 0
-        has_calls = bool(np.isin(columns.category, _CALLS).any())
+        has_calls = bool(np.isin(columns.category, CALLS).any())
         parts["sync_stall"] = rest[0][after_sync], rest[1][after_sync]
         parts["launch_gap" if has_calls else "unattributed"] = rest[0][~after_sync], rest[1][~after_sync]
-    return Timeline(columns, start, end, step_ms, rows, sync_rows, kinds, parts, idle, sync_of_gap)
+    lost = _lost_graphs(columns, marked)
+    if lost:
+        parts |= {"input_wait": NOTHING, "sync_stall": NOTHING, "launch_gap": NOTHING, "unattributed": idle}
+    return Timeline(columns, marked, sync_rows, kinds, parts, idle, sync_of_gap, lost)
 
 
 def _work(columns: Columns, rows: Any, kinds: list[str]) -> Iterator[tuple[str, Spans]]:
@@ -108,26 +122,21 @@ def _work(columns: Columns, rows: Any, kinds: list[str]) -> Iterator[tuple[str, 
         yield part, spans_of(columns, rows[own])
 
 
-def _lengths(columns: Columns, rows: Any) -> list[float]:
-    """Milliseconds of rows, in the order of time."""
-    order = np.argsort(columns.start[rows], kind="stable")
-    return [float(value) / 1e6 for value in columns.length[rows][order]]
+def _syncs_of(columns: Columns, marked: Steps) -> Any:
+    """Calls of these steps that wait; not those of whoever ends the recording."""
+    rows = rows_of(columns, CALLS, SYNCS)
+    rows = rows[(columns.start[rows] >= marked.host_start) & (columns.start[rows] < marked.host_end)]
+    return rows[np.argsort(columns.start[rows], kind="stable")]
 
 
-def _window(columns: Columns, marked: Any, known: Any) -> tuple[int, int]:
-    """From the first marked step to the end of the last; of a trace without marks, all of it."""
-    rows = marked if len(marked) else np.flatnonzero(known & (columns.start >= 0))
-    if not len(rows):
-        return 0, 0
-    return int(columns.start[rows].min()), int((columns.start[rows] + columns.length[rows]).max())
-
-
-def _of_the_busiest_device(columns: Columns, rows: Any) -> Any:
-    devices = columns.device[rows]
-    if not len(rows) or (devices == devices[0]).all():
-        return rows
-    busiest = max(np.unique(devices), key=lambda one: columns.length[rows][devices == one].sum())
-    return rows[devices == busiest]
+def _lost_graphs(columns: Columns, marked: Steps) -> int:
+    """How many graphs these steps launched whose kernels nobody recorded."""
+    launches = rows_of(columns, CALLS, _GRAPH_LAUNCHES)
+    starts = columns.start[launches]
+    launches = launches[(starts >= marked.host_start) & (starts < marked.host_end)]
+    seen = columns.correlation[np.isin(columns.category, ON_DEVICE)]
+    numbers = columns.correlation[launches]
+    return int((~np.isin(numbers[numbers >= 0], seen)).sum())
 
 
 def _is_copy_to_device(columns: Columns, rows: Any) -> Any:
