@@ -1,6 +1,7 @@
 """What the device's own counters said during the steady steps of a rank."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from flatout.analyze.steps import RankSteps
 from flatout.records.device import Device, DeviceSample
 from flatout.records.profile import DeviceUse
 
+# Of the samples: a clock that is held down more seldom costs nothing to speak of.
+_OFTEN = 0.1
 _SHARES = ("kernel_running_share", "sm_active_share", "tensor_active_share", "memory_bandwidth_share")
 
 
@@ -43,7 +46,7 @@ def device_use(
         clock_compute_hz=round(clock) if clock is not None else None,
         power_draw_mw=round(power) if power is not None else None,
         temperature_max_c=max(hottest, default=None),
-        throttle_reasons=tuple(sorted(set().union(*reasons) - {"idle"})) if reasons else None,
+        throttle_reasons=_often(reasons) if reasons else None,
         # A link that rests runs slower: what it reached counts.
         pcie_generation=_most(own, "pcie_generation"),
         pcie_width=_most(own, "pcie_width"),
@@ -51,6 +54,16 @@ def device_use(
         pcie_width_max=_most(theirs, "pcie_width_max"),
         source=own[-1].activity_source,
         unknown={name: why for name, why in unknown.items() if name in DeviceUse.__dataclass_fields__},
+    )
+
+
+def _often(given: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Reasons that are no chance; a rest is none."""
+    counts = Counter(reason for reasons in given for reason in set(reasons))
+    return tuple(
+        sorted(
+            reason for reason, count in counts.items() if reason != "idle" and count >= _OFTEN * len(given)
+        )
     )
 
 

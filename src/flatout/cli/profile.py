@@ -10,7 +10,6 @@ from flatout.cli.log_to import folder_of_traces, log_to_option
 from flatout.cli.options import Output, common_options, new_run
 
 if TYPE_CHECKING:
-    from flatout.records.finding import Finding
     from flatout.records.profile import Profile
     from flatout.records.runs import RunFolder
     from flatout.records.trace import TraceSummary
@@ -81,8 +80,6 @@ def command(
       flatout profile -- torchrun --nproc-per-node 2 train.py
       flatout profile --json train.py | jq .step_ms
     """
-    import dataclasses
-
     from flatout.records.errors import EXIT_DONE, EXIT_JOB, FlatoutError
     from flatout.runtime.profiling import profile_job
     from flatout.runtime.sweep import sweep_loader
@@ -110,7 +107,7 @@ def command(
             find_tool(tool)
     with new_run(output, "profile") as folder, output.progress("starting the script") as progress:
         profile = profile_job(request, folder.manifest.id, folder.path, progress)
-        profile = _kept(dataclasses.replace(profile, findings=_findings(profile, earlier)), folder)
+        profile = _kept(_with_findings(profile, earlier), folder)
         if loader:
             profile = _kept(sweep_loader(request, profile, folder.path, progress), folder)
         if tools:
@@ -122,6 +119,8 @@ def command(
                 raise
             folder.write("trace", 1, outside)
     _show(profile, outside, output)
+    if "against" in profile.unknown and not output.as_json:
+        output.notice(f"not compared with {against}: {profile.unknown['against']}")
     if traces is not None:
         _place(profile, traces, output)
     if not output.as_json:
@@ -191,14 +190,21 @@ def _earlier(run: str) -> "Profile":
     return find_run(Path(PROJECT_FOLDER), run, of="profile").read("profile", 1, Profile)
 
 
-def _findings(profile: "Profile", earlier: "Profile | None") -> "tuple[Finding, ...]":
+def _with_findings(profile: "Profile", earlier: "Profile | None") -> "Profile":
+    import dataclasses
     from pathlib import Path
 
     from flatout.diagnose.engine import diagnose
+    from flatout.diagnose.rules.regression import not_comparable
     from flatout.runtime.peaks import peaks_for
     from flatout.runtime.profiling import learned_in
 
     about = learned_in(Path(profile.trial.folder).parent)
     on_gpu = (profile.device or "").startswith("cuda")
     peaks = peaks_for(about.get("device_uuid"), on_gpu=on_gpu, measure=False)
-    return diagnose(profile, about, peaks, earlier)
+    why = not_comparable(profile, earlier) if earlier is not None else ""
+    return dataclasses.replace(
+        profile,
+        findings=diagnose(profile, about, peaks, earlier),
+        unknown={**profile.unknown, **({"against": why} if why else {})},
+    )

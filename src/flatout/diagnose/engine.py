@@ -1,4 +1,7 @@
-"""Runs every rule over what a run showed; what harms the job comes first, then what should give most."""
+"""Runs every rule over what a run showed; what harms the job comes first, then what should give most.
+
+A cause is told once: a rule that another one says better is silent beside it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +27,7 @@ def diagnose(
 
 
 def findings_of(seen: Seen) -> tuple[Finding, ...]:
-    """What every rule has to say. One that breaks is left out: the others go on."""
+    """What the rules have to say. One that breaks says so, and the others go on."""
     found: list[tuple[Rule, Finding]] = []
     for rule in RULES:
         try:
@@ -34,7 +37,9 @@ def findings_of(seen: Seen) -> tuple[Finding, ...]:
             finding = rule.finding(broken, "the same with --debug, and report it", severity="low")
         if finding is not None:
             found.append((rule, finding))
-    return tuple(finding for _, finding in sorted(found, key=lambda one: _order(*one)))
+    codes = {rule.code for rule, _ in found}
+    heard = [one for one in found if codes.isdisjoint(one[0].silent_beside)]
+    return tuple(finding for _, finding in sorted(heard, key=lambda one: _order(*one)))
 
 
 def _order(rule: Rule, finding: Finding) -> tuple[bool, float, int]:

@@ -27,6 +27,16 @@ class Seen:
         """A part's share of the step, in the waterfall."""
         return next((one.share for one in self.profile.waterfall if one.part == part), 0.0)
 
+    def faster_products(self, now: str, then: str, *, of_products: float = 1.0) -> tuple[float, str] | None:
+        """What it gives when some of the products run at another dtype's peak, by the time that they take.
+
+        None where no kernels were recorded, or a peak is not known.
+        """
+        trace, peaks = self.profile.trace, self.job.peaks
+        if trace is None or not trace.kernels or not peaks.get(now) or not peaks.get(then):
+            return None
+        return without(self.share("matmul") * of_products, peaks[then] / peaks[now])
+
     def place(self, name: str) -> tuple[Place, ...]:
         """Where something happened in the user's source; nothing where that is not known."""
         found = self.where.get(name)
@@ -56,6 +66,8 @@ class Rule:
     look: Look
     # Levers that answer it.
     levers: tuple[str, ...] = ()
+    # Rules that say the same with more to go by: where one of them has spoken, this one is silent.
+    silent_beside: tuple[str, ...] = ()
     # The job dies of it, or learns something else than is meant: told before all that only takes time.
     harms: bool = False
 
@@ -96,5 +108,6 @@ def severity_of(speedup: float | None) -> Severity:
 
 def without(share: float, factor: float = 20.0) -> tuple[float, str]:
     """What a part of the step gives when it nearly goes away, and the arithmetic of that."""
-    speedup = amdahl(min(0.95, share), factor)
+    share = min(0.95, share)
+    speedup = amdahl(share, factor)
     return speedup, f"1 / (1 - {share:.3f} + {share:.3f} / {factor:g}) = {speedup:.2f}"

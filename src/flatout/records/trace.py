@@ -138,6 +138,8 @@ class TraceSummary:
     modules: tuple[ModuleUse, ...] = dataclasses.field(default=(), kw_only=True)
     # Of the time of products and convolutions whose names say, the share on tensor cores.
     tensor_core_share: float | None
+    # Of the time of all products and convolutions, the share that is off them for certain.
+    off_tensor_cores_share: float | None = dataclasses.field(default=None, kw_only=True)
     kernels_per_step: float | None
     ranks: tuple[RankTrace, ...] = ()
     # By ncu; those that take most first.

@@ -81,3 +81,13 @@ def test_without_a_gpu_or_a_clock_nothing_is_claimed(about: dict[str, Any]) -> N
 def test_no_steps_and_no_samples_are_no_use(rank: RankSteps) -> None:
     assert device_use(rank, (), [sample(0.5)]).samples == 0
     assert device_use(rank, rank.steps, []).samples == 0
+
+
+def test_what_held_the_clock_down_once_in_a_hundred_samples_is_no_reason(rank: RankSteps) -> None:
+    def held_down(count: int) -> tuple[str, ...] | None:
+        samples = [
+            sample(0.005 * n, throttle_reasons=("power_cap",) if n < count else ()) for n in range(100)
+        ]
+        return device_use(rank, rank.steps, samples).throttle_reasons
+
+    assert (held_down(1), held_down(20)) == ((), ("power_cap",))

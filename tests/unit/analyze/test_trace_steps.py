@@ -19,7 +19,7 @@ def launched(
 
 
 def running_ahead(trace: Trace, *, steps: int = 3, before: int = 0, kernels: int = 10) -> None:
-    """The host launches a step in 3 ms; its kernels take 40, one after another, with what came before first."""
+    """The host launches a step in 3 ms; its kernels take 40, one after another."""
     free_at = 100.0
     for step in range(-before, steps):
         at = 100.0 + 3 * step

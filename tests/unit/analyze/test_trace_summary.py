@@ -131,7 +131,29 @@ def test_products_off_the_tensor_cores_are_seen(tmp_path: Path) -> None:
     trace.kernel(SLOW_MATMUL, 1, 3)
     found = trace.summary(tmp_path)
     assert found.tensor_core_share == pytest.approx(0.25)
+    assert found.off_tensor_cores_share == pytest.approx(0.75)
     assert {one.name: one.tensor_cores for one in found.kernels} == {MATMUL: True, SLOW_MATMUL: False}
+
+
+def test_products_that_say_nothing_count_as_being_on_tensor_cores_and_vectors_not_at_all(
+    tmp_path: Path,
+) -> None:
+    trace = Trace()
+    trace.kernel("triton_tem_fused_mm_3", 0, 9)
+    trace.kernel(SLOW_MATMUL, 9, 1)
+    trace.kernel("void gemv2T_kernel_val<int, int, float>", 10, 30)
+    found = trace.summary(tmp_path)
+    assert found.off_tensor_cores_share == pytest.approx(0.1)
+    alone = Trace()
+    alone.kernel("void gemv2T_kernel_val<int, int, float>", 10, 30)
+    assert alone.summary(tmp_path).off_tensor_cores_share is None
+
+
+def test_what_dominates_is_told_by_a_name_that_can_be_read(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel(f"void at::native::elementwise_kernel<{'std::array<char*, 2ul>, ' * 90}>", 0, 9)
+    [told, *_] = trace.summary(tmp_path).advice
+    assert told.startswith("at::native::elementwise_kernel dominates")
 
 
 def test_from_too_little_nothing_is_made_up(tmp_path: Path) -> None:

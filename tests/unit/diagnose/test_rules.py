@@ -136,6 +136,7 @@ def trace(*kernels: KernelUse, syncs: tuple[SyncPoint, ...] = (), on: float | No
         operators=(),
         syncs=syncs,
         tensor_core_share=on,
+        off_tensor_cores_share=None if on is None else 1 - on,
         kernels_per_step=9.0,
     )
 
@@ -580,3 +581,75 @@ def test_a_sweep_that_measured_nothing_leaves_the_finding_but_is_not_advised_aga
     assert found is not None
     assert why in found.fix
     assert "--loader" not in found.fix
+
+
+def codes(there: Seen) -> list[str]:
+    return [one.code for one in findings_of(there)]
+
+
+def test_one_cause_is_one_finding() -> None:
+    off = trace(kernel("sgemm", 9.0, tensor_cores=False), on=0.0)
+    found = codes(seen(trace=off, waterfall=parts(matmul=0.8)))
+    assert {"F301", "F302"} <= set(found)
+    assert "F309" not in found
+    # Where neither applies, kernels off tensor cores are told of by themselves.
+    assert "F309" in codes(seen({"tf32": True, "autocast": "bf16"}, trace=off, waterfall=parts(matmul=0.8)))
+    pageable = codes(seen(trace=trace(PAGEABLE), **copies(0.1)))
+    assert "F107" in pageable
+    assert "F103" not in pageable
+    tiny = codes(seen(job=LAUNCHING, trace=trace(*TINY), waterfall=parts(launch_gap=0.5)))
+    assert "F205" in tiny
+    assert "F201" not in tiny
+
+
+def test_what_products_give_follows_from_the_time_that_they_took() -> None:
+    off = trace(kernel("sgemm", 9.0, tensor_cores=False), on=0.0)
+    there = seen(trace=off, waterfall=parts(matmul=0.95))
+    tf32, bf16 = BY_CODE["F301"].look(there), BY_CODE["F302"].look(there)
+    assert tf32 is not None
+    assert bf16 is not None
+    assert tf32.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / 396))
+    assert bf16.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / 780))
+    # Half of them are on tensor cores already.
+    half = seen(trace=trace(kernel("sgemm", 9.0), on=0.5), waterfall=parts(matmul=0.5))
+    found = BY_CODE["F301"].look(half)
+    assert found is not None
+    assert found.predicted_speedup == pytest.approx(1 / (0.75 + 0.25 * 51 / 396))
+
+
+def test_launches_are_judged_by_the_gaps_between_kernels_where_they_were_recorded() -> None:
+    habits = {"tf32": True, "autocast": "bf16"}
+    recorded = trace(kernel("nvjet", 9.0))
+    gaps = seen(
+        habits, job={**LAUNCHING, "busy_share": 0.98}, trace=recorded, waterfall=parts(launch_gap=0.8)
+    )
+    assert "F201" in codes(gaps)
+    waiting = parts(sync_stall=0.6, launch_gap=0.05)
+    both = seen(
+        habits, job={**LAUNCHING, "busy_share": 0.35}, trace=trace(kernel("nvjet", 9.0), syncs=(ITEM,))
+    )
+    found = codes(dataclasses.replace(both, profile=dataclasses.replace(both.profile, waterfall=waiting)))
+    assert "F204" in found
+    assert "F201" not in found
+
+
+def test_a_larger_batch_that_takes_longer_is_not_slower() -> None:
+    there = earlier(seen(samples_per_step=1024.0), 0.2, samples_per_step=64.0)
+    assert BY_CODE["F801"].look(there) is None
+    slower = BY_CODE["F801"].look(earlier(seen(samples_per_step=128.0), 0.2, samples_per_step=64.0))
+    assert slower is not None
+    assert slower.predicted_speedup == pytest.approx(2.5)
+    assert "128 samples in place of 64" in slower.evidence
+
+
+def test_the_share_that_is_reckoned_with_is_the_share_that_is_shown() -> None:
+    found = BY_CODE["F101"].look(seen(**waits(0.99)))
+    assert found is not None
+    assert found.arithmetic.startswith("1 / (1 - 0.950 + 0.950 / 20)")
+
+
+@pytest.mark.parametrize(("reason", "severity"), [("thermal_software", "high"), ("power_cap", "low")])
+def test_heat_is_something_to_look_after_and_a_power_cap_is_not(reason: str, severity: str) -> None:
+    found = BY_CODE["F601"].look(seen(device_use=DeviceUse(samples=9, throttle_reasons=(reason,))))
+    assert found is not None
+    assert found.severity == severity

@@ -39,6 +39,7 @@ _PATTERNS = {kind: re.compile("|".join(words.split())) for kind, words in _WORDS
 # Products on tensor cores name their precision or their instruction; some libraries have no others.
 _ON = re.compile("nvjet|tensorop|wgmma|hmma|imma|s1688|16816|i16832|bf16|tf32|e4m3|e5m2|f16|half|hgemm")
 _OFF = re.compile("sgemm|f32f32_f32f32|simt|dgemm|gemv|ffma")
+_VECTOR = re.compile("gemv|dot_kernel")
 
 
 def kind_of(name: str) -> Kind:
@@ -47,6 +48,11 @@ def kind_of(name: str) -> Kind:
     if inductors is not None:
         return inductors
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.search(name)), "other_gpu")
+
+
+def is_of_a_vector(name: str) -> bool:
+    """Whether a product has a vector in it: that is bound by memory, on any unit."""
+    return _VECTOR.search(name) is not None
 
 
 def uses_tensor_cores(name: str) -> bool | None:

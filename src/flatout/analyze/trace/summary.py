@@ -13,7 +13,7 @@ from flatout.analyze.steady import median_interval, percentile
 from flatout.analyze.trace.chunks import head_of
 from flatout.analyze.trace.events import CODES, Columns
 from flatout.analyze.trace.host import own_times
-from flatout.analyze.trace.kernels import uses_tensor_cores
+from flatout.analyze.trace.kernels import is_of_a_vector, uses_tensor_cores
 from flatout.analyze.trace.modules import modules_of
 from flatout.analyze.trace.ncu import beside_a_trace, read_counters
 from flatout.analyze.trace.reading import OnRead, read_trace
@@ -27,6 +27,7 @@ from flatout.records.step import Share, StepTimes
 from flatout.records.trace import CounterUse, KernelUse, OperatorUse, RankTrace, TraceSummary
 
 _TOP = 25
+_LONGEST_NAME = 90
 # Of the time, what dominates; times a step and microseconds each, what should be batched.
 _DOMINATES = 0.3
 _OFTEN, _SHORT_US = 300, 6.0
@@ -75,7 +76,10 @@ def summarize(
 
 def _of_counters(paths: list[Path], counters: tuple[CounterUse, ...]) -> TraceSummary:
     """Counters alone: they tell what binds a kernel, not where a step's time goes."""
-    missing = ("step_ms", "device_name", "busy_share", "tensor_core_share", "kernels_per_step")
+    missing = (
+        "step_ms", "device_name", "busy_share", "tensor_core_share", "off_tensor_cores_share",
+        "kernels_per_step",
+    )  # fmt: skip
     return TraceSummary(
         files=tuple(map(str, paths)),
         events=0,
@@ -97,7 +101,7 @@ def _of_counters(paths: list[Path], counters: tuple[CounterUse, ...]) -> TraceSu
 def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]) -> TraceSummary:
     has_device = bool(len(found.device_rows))
     busy = found.length - total(found.idle) if has_device and not found.lost_graphs else None
-    on_cores = _tensor_core_share(found)
+    on_cores, off_cores = _tensor_core_shares(found)
     kernels, operators = _kernels(found), _operators(found)
     name = columns.device_name or _device_name(head)
     reasons = {}
@@ -106,7 +110,8 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
     if found.lost_graphs:
         reasons["busy_share"] = _INCOMPLETE
     if on_cores is None and has_device:
-        reasons["tensor_core_share"] = "no product or convolution whose name says on what it runs"
+        why = "no product or convolution whose name says on what it runs"
+        reasons |= {"tensor_core_share": why, "off_tensor_cores_share": why}
     return TraceSummary(
         files=(str(path),),
         events=len(columns.start),
@@ -120,6 +125,7 @@ def _summary(path: Path, columns: Columns, found: Timeline, head: dict[str, Any]
         syncs=sync_points(found)[:_TOP],
         modules=modules_of(found),
         tensor_core_share=on_cores,
+        off_tensor_cores_share=off_cores,
         kernels_per_step=len(found.device_rows) / found.steps if has_device else None,
         skipped_events=columns.skipped,
         advice=tuple(_advice(kernels, operators, "a step" if found.step_ms else "in all")),
@@ -215,18 +221,19 @@ def _most(found: Timeline, calls: Any, taken: Any, whole: float = 0.0) -> tuple[
     )
 
 
-def _tensor_core_share(found: Timeline) -> float | None:
+def _tensor_core_shares(found: Timeline) -> tuple[float | None, float | None]:
+    """On tensor cores, of products whose names say; and off them, of all. A vector has no use for them."""
     columns, rows = found.columns, found.device_rows
-    on, off = 0.0, 0.0
+    taken: dict[bool | None, float] = dict.fromkeys((True, False, None), 0.0)
     if not len(rows):
-        return None
+        return None, None
     lengths = np.bincount(columns.name[rows], weights=columns.length[rows], minlength=len(columns.names))
-    for number, taken in enumerate(lengths.tolist()):
-        if taken and found.kinds[number] in ("matmul", "convolution"):
-            answer = uses_tensor_cores(columns.names[number])
-            on += taken if answer else 0
-            off += taken if answer is False else 0
-    return on / (on + off) if on + off else None
+    for number in np.flatnonzero(lengths):
+        name = columns.names[number]
+        if found.kinds[number] in ("matmul", "convolution") and not is_of_a_vector(name):
+            taken[uses_tensor_cores(name)] += float(lengths[number])
+    told, whole = taken[True] + taken[False], sum(taken.values())
+    return (taken[True] / told if told else None), (taken[False] / whole if told else None)
 
 
 def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSummary) -> RankTrace:
@@ -265,7 +272,9 @@ def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse], per:
     """What dominates, and what comes so often and is so short that it should be done at once."""
     told = []
     if kernels and kernels[0].share >= _DOMINATES:
-        told.append(f"{kernels[0].name} dominates: {kernels[0].share:.0%} of what the device computes")
+        told.append(
+            f"{_short(kernels[0].name)} dominates: {kernels[0].share:.0%} of what the device computes"
+        )
     elif not kernels and operators and operators[0].share >= _DOMINATES:
         told.append(
             f"{operators[0].name} dominates: {operators[0].share:.0%} of the host's time in operators"
@@ -280,6 +289,12 @@ def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse], per:
     return told
 
 
+def _short(name: str) -> str:
+    """Without the types and arguments that C++ puts into a kernel's name."""
+    plain = name.partition("<")[0].partition("(")[0].removeprefix("void ").strip() or name
+    return plain if len(plain) <= _LONGEST_NAME else plain[: _LONGEST_NAME - 3] + "..."
+
+
 def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
     notes = []
     if not len(found.device_rows):
@@ -287,12 +302,12 @@ def _notes(columns: Columns, found: Timeline) -> tuple[str, ...]:
     if found.marked.clock == "device":
         behind = found.marked.behind_ns / 1e6
         notes.append(
-            f"the host runs ahead of the device (by {behind:.3g} ms at the last mark): steps are timed on the device, "
-            "and its work belongs to the step that launched it"
+            f"the host runs ahead of the device (by {behind:.3g} ms at the last mark): steps are timed on "
+            "the device, and its work belongs to the step that launched it"
         )
     if found.lost_graphs:
         notes.append(
-            f"{_INCOMPLETE} ({found.lost_graphs} launches without any), so nobody knows how busy the device was"
+            f"{_INCOMPLETE} ({found.lost_graphs} launches without any), so how busy the device was is unknown"
         )
     if not columns.ended:
         notes.append("the file is cut off: what is left of it was read")

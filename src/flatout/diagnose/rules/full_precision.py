@@ -1,9 +1,10 @@
 """Matrix products run in full float32 on a card that has TF32.
 
 TF32 keeps float32's range and rounds the factors of a product to ten bits; tensor cores then compute it many
-times faster. Seen by torch's switches and the card's generation. The gain follows from the card's peaks and
-the products that the job computes. It can be wrong for code that needs every bit of its products (physics,
-some losses): the guard of `flatout tune` looks at that.
+times faster. Seen by torch's switches and the card's generation. The gain follows from the card's peaks, and
+from the time that products take off tensor cores where kernels were recorded, else from their number. It can
+be wrong for code that needs every bit of its products (physics, some losses): the guard of `flatout tune`
+looks at that.
 """
 
 from flatout.diagnose import policy
@@ -18,14 +19,24 @@ def look(seen: Seen) -> Finding | None:
         return None
     speedup = Tf32.predict(seen.job, {})
     share = seen.job.products_share("fp32")
-    if share is None or speedup < policy.WORTH_A_FINDING:
+    if share is None:
+        return None
+    arithmetic = (
+        f"at the peak of float32 the products take {share:.0%} of a step, in TF32 "
+        f"{seen.job.products_share('tf32') or 0.0:.0%}"
+    )
+    trace = seen.profile.trace
+    off = trace.off_tensor_cores_share if trace is not None else None
+    recorded = seen.faster_products("fp32", "tf32", of_products=off) if off is not None else None
+    speedup, arithmetic = recorded or (speedup, arithmetic)
+    if speedup < policy.WORTH_A_FINDING:
         return None
     return RULE.finding(
         "products are computed in float32, without TF32",
         'torch.set_float32_matmul_precision("high")',
         speedup=speedup,
-        arithmetic=f"at the peak of float32 the products take {share:.0%} of a step, in TF32 "
-        f"{seen.job.products_share('tf32') or 0.0:.0%}",
+        arithmetic=arithmetic,
+        where=seen.lines("aten::addmm", "aten::mm", "aten::bmm"),
     )
 
 

@@ -1,7 +1,8 @@
 """The host cannot launch kernels as fast as the GPU runs them.
 
-The GPU idles between many small kernels. Seen by a device that is idle for a good part of the time while the
-host is busy with forward, backward and optimizer, and the loop waits neither for data nor for the device.
+The GPU idles between many small kernels. Seen by the gaps between kernels in recorded steps; without a
+recording, by a device that is idle for a good part of the time while the host is busy with forward, backward
+and optimizer, and the loop waits neither for data nor for the device.
 The gain is what is left when CUDA graphs take three quarters of the idle time away. It can be wrong where
 Python code between the kernels does work of its own: graphs do not take that away.
 """
@@ -15,10 +16,9 @@ _HOST = ("forward", "backward", "optimizer")
 
 def look(seen: Seen) -> Finding | None:
     """Idle, and not for want of data."""
-    busy = seen.job.busy_share
-    if not seen.job.on_gpu or busy is None:
+    idle = _idle(seen)
+    if not seen.job.on_gpu or idle is None:
         return None
-    idle = max(0.0, 1.0 - busy - seen.share("input_wait"))
     host = sum(seen.job.host_shares.get(part, 0.0) for part in _HOST)
     if idle < policy.IDLE or host < policy.LAUNCHES:
         return None
@@ -32,4 +32,16 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F201", "launches hold the job up", look, ("compile",))
+def _idle(seen: Seen) -> float | None:
+    """The share of the time between launches; a recording says it, counters only what they leave over."""
+    trace, busy = seen.profile.trace, seen.job.busy_share
+    if trace is not None and trace.kernels and trace.busy_share is not None:
+        return seen.share("launch_gap")
+    return (
+        max(0.0, 1.0 - busy - seen.share("input_wait") - seen.share("sync_stall"))
+        if busy is not None
+        else None
+    )
+
+
+RULE = Rule("F201", "launches hold the job up", look, ("compile",), silent_beside=("F205",))

@@ -27,4 +27,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F103", "batches are not pinned", look, ("loader", "device-prefetch"))
+RULE = Rule("F103", "batches are not pinned", look, ("loader", "device-prefetch"), silent_beside=("F107",))

@@ -1,13 +1,16 @@
 """The device runs below its clock: too hot, or at its power limit.
 
-Seen by what the driver gives as the reason while the steps ran; idling is no such reason. What it costs is
-the ratio of clocks, which differs from kernel to kernel, so no gain is predicted. A power limit that was set
-on purpose is no fault.
+Seen by what the driver gives as the reason in a good part of the samples that were taken while the steps
+ran; idling is no such reason. Heat and the hardware's own brakes are something to look after at once; a power
+limit, which a card at full load reaches as a rule, is not. What it costs is the ratio of clocks, which
+differs from kernel to kernel, so no gain is predicted.
 """
 
+from flatout.analyze.throttling import limit_kind
 from flatout.diagnose.rule import Rule, Seen
-from flatout.records.finding import Finding
+from flatout.records.finding import Finding, Severity
 
+_SEVERITIES: dict[str, Severity] = {"thermal": "high", "other": "medium", "power": "low"}
 # A rest, and clocks that somebody set.
 _HARMLESS = ("idle", "application_clocks")
 
@@ -23,6 +26,7 @@ def look(seen: Seen) -> Finding | None:
     return RULE.finding(
         f"the clock was held down by {', '.join(reasons)}{clock}{heat}",
         "flatout doctor says more about clocks, power and temperature",
+        severity=_SEVERITIES[limit_kind(reasons) or "other"],
     )
 
 
