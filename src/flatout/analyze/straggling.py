@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from flatout.records.ranks import RankUse, Straggler
+from flatout.records.trace import RankTrace
 
 # What a rank does by itself, by the host's clock and by the device's.
 _ALONE = ("input", "copies", "before forward", "optimizer")
@@ -30,6 +31,22 @@ def straggler(ranks: Sequence[RankUse], roots: Sequence[str], share_of_a_step: f
     looked_at = [(*_ALONE, *(_BESIDE if sums_inside else ())), *([_FORWARD] if is_ddp else [])]
     slowest = (_slowest(seen, parts) for parts in looked_at)
     return next((one for one in slowest if one.ms - one.others_ms >= share_of_a_step * one.step_ms), None)
+
+
+def straggler_of_traces(ranks: Sequence[RankTrace], share_of_a_step: float) -> Straggler | None:
+    """The same by what each rank's device does beside communication: there the others wait."""
+    known = [rank for rank in ranks if rank.alone_ms is not None and rank.step_ms]
+    if len(known) < 2 or len(known) < len(ranks):
+        return None
+    place = max(range(len(known)), key=lambda number: known[number].alone_ms or 0.0)
+    slow, own_ms = known[place], known[place].alone_ms or 0.0
+    others_ms = statistics.median(one.alone_ms or 0.0 for one in known if one is not slow)
+    if own_ms - others_ms < share_of_a_step * (slow.step_ms or 0.0):
+        return None
+    number = slow.rank if slow.rank is not None else list(ranks).index(slow)
+    return Straggler(
+        rank=number, part="beside communication", ms=own_ms, others_ms=others_ms, step_ms=slow.step_ms or 0.0
+    )
 
 
 def _slowest(ranks: Sequence[RankUse], parts: Sequence[str]) -> Straggler:

@@ -14,7 +14,7 @@ from flatout.cli.options import Output, common_options, leave_page, page_option
 @page_option
 @common_options
 def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None) -> int:
-    """Where the time went, from traces that exist already.
+    """Where the time went and what holds it up, from traces that exist already.
 
     Reads what torch.profiler writes (Chrome's JSON, plain or gzip), of any size, and what Nsight Systems
     exports (nsys export --type sqlite); several files are several ranks. Steps are those that profiler.step()
@@ -29,7 +29,10 @@ def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None
       flatout trace --html trace.html trace.json
       flatout trace --json trace.json | jq .waterfall
     """
+    import dataclasses
+
     from flatout.analyze.trace.summary import summarize
+    from flatout.diagnose.of_traces import with_findings
     from flatout.records.errors import EXIT_DONE
     from flatout.report.trace import draw_trace
     from flatout.report.trace_page import trace_page
@@ -38,6 +41,9 @@ def command(output: Output, files: tuple[Path, ...], top: int, html: Path | None
         found = summarize(
             list(files), on_read=lambda done, whole: progress("reading", done // 2**20, whole // 2**20)
         )
+    found = with_findings(found)
+    if html is not None:
+        found = dataclasses.replace(found, report=str(html))
     if output.as_json:
         output.document("trace", 1, found)
     else:

@@ -3,7 +3,7 @@
 A cause is told once: a rule that another one says better is silent beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.analyze.facts import job_facts
@@ -26,10 +26,10 @@ def diagnose(
     return findings_of(Seen(profile=profile, job=job, where=where, earlier=earlier))
 
 
-def findings_of(seen: Seen) -> tuple[Finding, ...]:
+def findings_of(seen: Seen, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """What the rules have to say. One that breaks says so, and the others go on."""
     found: list[tuple[Rule, Finding]] = []
-    for rule in RULES:
+    for rule in rules:
         try:
             finding = rule.look(seen)
         except Exception as error:  # noqa: BLE001 - a defect of ours must not hide what the others see

@@ -66,6 +66,8 @@ class Rule:
     look: Look
     # Levers that answer it.
     levers: tuple[str, ...] = ()
+    # Whether a recording of kernels is all that it needs.
+    needs_only_a_trace: bool = False
     # Rules that say the same with more to go by: where one of them has spoken, this one is silent.
     silent_beside: tuple[str, ...] = ()
     # The job dies of it, or learns something else than is meant: told before all that only takes time.

@@ -52,4 +52,5 @@ _PARTS = {
     "before forward": "what comes before its forward pass",
     "forward": "its forward pass",
     "optimizer": "its update",
+    "beside communication": "all but communication",
 }

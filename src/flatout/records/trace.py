@@ -6,6 +6,7 @@ Times are milliseconds of one step, as everywhere; where no steps are marked, of
 import dataclasses
 from typing import Literal
 
+from flatout.records.finding import Finding
 from flatout.records.step import Share, StepTimes
 from flatout.records.unknown import fill_reasons
 
@@ -110,12 +111,21 @@ class RankTrace:
     busy_share: float | None
     # Communication while nothing computes.
     exposed_communication_ms: float | None
+    # Of a step, what is no such communication: in which nobody waits for anybody.
+    alone_ms: float | None = None
     # Whether it is the one of which the document tells more.
     shown: bool = False
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fill_reasons(self, default="the file does not say")
+
+
+_NOT_IN_A_TRACE = {
+    "run": "a trace is read where it lies",
+    "mfu": "a trace does not say how many operations the model needs: flatout profile counts them",
+    "report": "--html FILE writes a page",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +158,15 @@ class TraceSummary:
     # What dominates, and what should be done at once in place of one by one.
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    # What it shows, the most costly first; of marked steps only.
+    findings: tuple[Finding, ...] = ()
+    # Of `flatout trace`: a trace has no run, and does not say how many operations its model needs.
+    run: str | None = None
+    mfu: float | None = None
+    report: str | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fill_reasons(self, default="not enough data: the trace has no kernel of a GPU")
+        fill_reasons(
+            self, default="not enough data: the trace has no kernel of a GPU", reasons=_NOT_IN_A_TRACE
+        )

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from flatout.records.trace import CounterUse, RankTrace, TraceSummary
 from flatout.records.words import percent, three_digits
+from flatout.report.findings import draw_findings
 from flatout.report.kernels import (
     NAME_AT_MOST,
     draw_kernels,
@@ -39,6 +40,9 @@ def draw_trace(found: TraceSummary, console: Console, *, top: int = 8) -> None:
     draw_waits(found.syncs, console, top=top, per=per)
     for rank in found.ranks:
         console.print(line(f"{_who(rank)}: {', '.join(_pace_of(rank))}"))
+    draw_findings(found.findings, console)
+    if found.findings:
+        console.print()
     for note in found.notes:
         console.print(line(note, "dim"))
 

@@ -442,14 +442,11 @@ def test_lines_of_the_script_are_named() -> None:
     assert BY_CODE["F303"].look(dataclasses.replace(there, where={})).where == ()  # type: ignore[union-attr]
 
 
-def test_what_should_give_most_comes_first_and_a_rule_that_breaks_hides_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_should_give_most_comes_first_and_a_rule_that_breaks_hides_no_other() -> None:
     def broken(_: Seen) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("flatout.diagnose.engine.RULES", (*RULES, Rule("F999", "broken", broken)))
-    found = findings_of(seen(**waits(0.9)))
+    found = findings_of(seen(**waits(0.9)), (*RULES, Rule("F999", "broken", broken)))
     gains = [finding.predicted_speedup or 1.0 for finding in found]
     assert gains == sorted(gains, reverse=True)
     assert found[0].code == "F101"

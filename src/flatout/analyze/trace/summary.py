@@ -248,6 +248,7 @@ def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSumma
         step_ms=summary.step_ms.p50 if summary.step_ms is not None else None,
         busy_share=summary.busy_share,
         exposed_communication_ms=found.ms_of(exposed) if len(found.device_rows) else None,
+        alone_ms=found.ms_of(found.length - exposed) if len(found.device_rows) and found.step_ms else None,
         unknown={} if summary.step_ms is not None else {"step_ms": _NO_STEPS},
     )
 

@@ -31,4 +31,6 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F107", "copies that the host waits for", look, ("loader", "device-prefetch"))
+RULE = Rule(
+    "F107", "copies that the host waits for", look, ("loader", "device-prefetch"), needs_only_a_trace=True
+)

@@ -24,4 +24,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F702", "exposed communication", look)
+RULE = Rule("F702", "exposed communication", look, needs_only_a_trace=True, silent_beside=("F701",))

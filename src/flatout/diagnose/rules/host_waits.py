@@ -43,4 +43,4 @@ def _place(where: str | None) -> Place | None:
     return Place(file=file, line=int(line), function=function) if file and line.isdigit() else None
 
 
-RULE = Rule("F204", "the host waits for the device", look)
+RULE = Rule("F204", "the host waits for the device", look, needs_only_a_trace=True)

@@ -20,11 +20,12 @@ def look(seen: Seen) -> Finding | None:
     if not seen.job.on_gpu or idle is None:
         return None
     host = sum(seen.job.host_shares.get(part, 0.0) for part in _HOST)
-    if idle < policy.IDLE or host < policy.LAUNCHES:
+    if idle < policy.IDLE or (seen.job.host_shares and host < policy.LAUNCHES):
         return None
     speedup, arithmetic = without(idle, 4.0)
+    launches = f", while the host launches for {host:.0%} of it" if seen.job.host_shares else ""
     return RULE.finding(
-        f"no kernel runs {idle:.0%} of the time, while the host launches for {host:.0%} of it",
+        f"no kernel runs {idle:.0%} of the time{launches}",
         'torch.compile(model, mode="reduce-overhead"), or a larger batch: flatout tune tries both',
         speedup=speedup,
         arithmetic=arithmetic,
@@ -44,4 +45,6 @@ def _idle(seen: Seen) -> float | None:
     )
 
 
-RULE = Rule("F201", "launches hold the job up", look, ("compile",), silent_beside=("F205",))
+RULE = Rule(
+    "F201", "launches hold the job up", look, ("compile",), silent_beside=("F205",), needs_only_a_trace=True
+)

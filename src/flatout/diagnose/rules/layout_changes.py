@@ -32,4 +32,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F308", "layout changes around convolutions", look, ("channels-last",))
+RULE = Rule("F308", "layout changes around convolutions", look, ("channels-last",), needs_only_a_trace=True)

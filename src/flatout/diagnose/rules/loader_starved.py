@@ -53,4 +53,4 @@ def _rates(sweep: LoaderSweep) -> tuple[float, float] | None:
     return (before, after) if before is not None and after is not None else None
 
 
-RULE = Rule("F101", "the loop waits for data", look, ("loader",))
+RULE = Rule("F101", "the loop waits for data", look, ("loader",), needs_only_a_trace=True)

@@ -32,4 +32,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F310", "kernels bound by memory", look, ("compile",))
+RULE = Rule("F310", "kernels bound by memory", look, ("compile",), needs_only_a_trace=True)

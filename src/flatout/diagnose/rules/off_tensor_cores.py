@@ -33,4 +33,11 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F309", "products off tensor cores", look, ("tf32", "bf16"), silent_beside=("F301", "F302"))
+RULE = Rule(
+    "F309",
+    "products off tensor cores",
+    look,
+    ("tf32", "bf16"),
+    silent_beside=("F301", "F302"),
+    needs_only_a_trace=True,
+)

@@ -1,11 +1,12 @@
 """One rank is slower than the others, and all wait for it.
 
 Seen by the parts of each rank's step in which nobody waits for anybody, where there are at least two ranks:
-their step times are all alike, since they end together. The gain is that of the slowest taking as long as the
+their step times are all alike, since they end together. In traces of several ranks these are all but
+communication that nothing hides. The gain is that of the slowest taking as long as the
 others. It can be wrong for pipelines, where ranks do different work, and where ranks take turns to be slow.
 """
 
-from flatout.analyze.straggling import straggler
+from flatout.analyze.straggling import straggler, straggler_of_traces
 from flatout.diagnose import policy
 from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding
@@ -13,7 +14,10 @@ from flatout.records.finding import Finding
 
 def look(seen: Seen) -> Finding | None:
     """What it does alone, beyond what the others do."""
+    trace = seen.profile.trace
     found = straggler(seen.profile.ranks, seen.profile.roots, policy.STRAGGLER)
+    if found is None and trace is not None:
+        found = straggler_of_traces(trace.ranks, policy.STRAGGLER)
     if found is None:
         return None
     behind_ms = found.ms - found.others_ms
@@ -25,4 +29,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F701", "one rank holds the others up", look)
+RULE = Rule("F701", "one rank holds the others up", look, needs_only_a_trace=True)

@@ -38,4 +38,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F205", "many tiny kernels", look, ("compile",))
+RULE = Rule("F205", "many tiny kernels", look, ("compile",), needs_only_a_trace=True)

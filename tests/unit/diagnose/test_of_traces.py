@@ -1,0 +1,103 @@
+"""What a trace alone shows: findings from kernels, copies, waits and ranks, and none from too little."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout.analyze.trace.summary import summarize
+from flatout.diagnose.of_traces import with_findings
+from flatout.records.trace import TraceSummary
+from flatout.report.trace_page import trace_page
+from tests.unit.analyze.test_trace_summary import ADD, MATMUL, SLOW_MATMUL, Trace, a_step
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+H200 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+
+
+def codes(summary: TraceSummary) -> list[str]:
+    return [one.code for one in with_findings(summary).findings]
+
+
+def steps(trace: Trace, count: int = 3, length: float = 10.0) -> list[float]:
+    for number in range(count):
+        trace.add("user_annotation", f"ProfilerStep#{number}", length * number, length)
+    return [length * number for number in range(count)]
+
+
+def test_waits_with_their_line_and_the_loader_are_found(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(5):
+        a_step(trace, 100 + 10 * number, number)
+    found = {one.code: one for one in with_findings(trace.summary(tmp_path, **H200)).findings}
+    assert found.keys() == {"F204", "F101"}
+    assert [(place.file, place.line) for place in found["F204"].where] == [("train.py", 30)]
+    assert found["F204"].predicted_speedup == pytest.approx(1 / (0.8 + 0.2 / 20))
+
+
+def test_products_off_tensor_cores_are_found_where_the_card_is_known_to_have_them(tmp_path: Path) -> None:
+    trace = Trace()
+    for at in steps(trace):
+        trace.kernel(SLOW_MATMUL, at + 0.2, 9.7)
+    assert codes(trace.summary(tmp_path, **H200)) == ["F309"]
+    assert codes(trace.summary(tmp_path, deviceProperties=[{"id": 0, "name": "Tesla P100-PCIE-16GB"}])) == []
+    assert codes(trace.summary(tmp_path)) == []
+
+
+def test_launches_copies_and_layouts_are_found(tmp_path: Path) -> None:
+    trace = Trace()
+    for at in steps(trace):
+        trace.add("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at, 2.0, pid=0, tid=7, args={"device": 0})
+        trace.kernel("nchwToNhwcKernel", at + 2, 1.0)
+        for number in range(4):
+            trace.kernel(MATMUL, at + 3 + 1.5 * number, 0.4)
+    assert set(codes(trace.summary(tmp_path, **H200))) == {"F107", "F308", "F201"}
+
+
+def test_the_rank_that_the_others_wait_for_is_named_and_their_waiting_is_no_finding_of_its_own(
+    tmp_path: Path,
+) -> None:
+    paths = []
+    for rank, compute in enumerate((4.0, 9.0, 4.2)):
+        trace = Trace()
+        for at in steps(trace):
+            trace.kernel(MATMUL, at + 0.1, compute)
+            trace.kernel(NCCL, at + 0.1 + compute, 9.9 - compute, stream=8)
+        paths.append(tmp_path / f"rank{rank}.json")
+        head = {**H200, "distributedInfo": {"rank": rank, "world_size": 3}}
+        paths[-1].write_text(json.dumps({**head, "traceEvents": trace.events}))
+    found = with_findings(summarize(paths)).findings
+    assert [one.code for one in found] == ["F701"]
+    assert found[0].evidence.startswith("rank 1 takes 9.1 ms a step for all but communication")
+
+
+def test_code_that_is_compiled_is_not_told_to_compile(tmp_path: Path) -> None:
+    for name, expected in ((ADD, ["F310"]), ("triton_poi_fused_add_3", [])):
+        trace = Trace()
+        for at in steps(trace):
+            trace.kernel(name, at + 0.1, 9.8)
+        assert codes(trace.summary(tmp_path, **H200)) == expected
+
+
+def test_a_healthy_trace_and_one_without_steps_have_none(tmp_path: Path) -> None:
+    healthy, unmarked = Trace(), Trace()
+    for at in steps(healthy):
+        healthy.kernel(MATMUL, at + 0.1, 9.8)
+    assert codes(healthy.summary(tmp_path, **H200)) == []
+    for at in (0.0, 10.0):
+        unmarked.kernel(SLOW_MATMUL, at + 0.2, 9.7)
+    assert codes(unmarked.summary(tmp_path, **H200)) == []
+
+
+def test_a_page_opens_none_of_the_files_that_a_trace_names(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.py"
+    secret.write_text("password = 'of this machine'\n" * 40)
+    trace = Trace()
+    a_step(trace, 0.0)
+    trace.events = [
+        {**one, "name": f"{secret}(30): step"} if one["name"].startswith("train.py") else one
+        for one in trace.events
+    ]
+    page = trace_page(with_findings(trace.summary(tmp_path, **H200)))
+    assert "F204" in page
+    assert "password" not in page
