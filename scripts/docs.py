@@ -116,8 +116,12 @@ Before a lever is tried, its gain is predicted from the baseline alone: what Amd
 device's peaks allow. What cannot matter is not tried. This is how good the predictions were in every
 tuning that is kept in [benchmarks/results](../benchmarks/results): medians by lever, negative where a
 lever gave more than was predicted. They are low on purpose where launches hold a job up, which shows
-only once the kernels are fast. Every `flatout tune` adds what it measured to a record on its own machine
-and shows it.
+only once the kernels are fast. Of a lever in a plan, measured is what it gave on top of those before it.
+Every `flatout tune` adds what it measured to a record on its own machine and shows it.
+
+These are the predictions that were made at the time. Since then, those of TF32 and bf16 reckon with what
+products reach in training in place of peaks: for the same baselines, that predicts what is gained within a
+quarter (`tests/unit/levers/test_predicted_gains.py`).
 
 """
 

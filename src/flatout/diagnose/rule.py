@@ -28,14 +28,15 @@ class Seen:
         return next((one.share for one in self.profile.waterfall if one.part == part), 0.0)
 
     def faster_products(self, now: str, then: str, *, of_products: float = 1.0) -> tuple[float, str] | None:
-        """What it gives when some of the products run at another dtype's peak, by the time that they take.
+        """What it gives when some of the products run in another dtype, by the time that they take.
 
         None where no kernels were recorded, or a peak is not known.
         """
-        trace, peaks = self.profile.trace, self.job.peaks
-        if trace is None or not trace.kernels or not peaks.get(now) or not peaks.get(then):
+        trace = self.profile.trace
+        before, after = self.job.rate_in_training(now), self.job.rate_in_training(then)
+        if trace is None or not trace.kernels or not before or not after:
             return None
-        return without(self.share("matmul") * of_products, peaks[then] / peaks[now])
+        return without(self.share("matmul") * of_products, after / before)
 
     def place(self, name: str) -> tuple[Place, ...]:
         """Where something happened in the user's source; nothing where that is not known."""

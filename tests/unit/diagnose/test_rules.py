@@ -605,13 +605,13 @@ def test_what_products_give_follows_from_the_time_that_they_took() -> None:
     tf32, bf16 = BY_CODE["F301"].look(there), BY_CODE["F302"].look(there)
     assert tf32 is not None
     assert bf16 is not None
-    assert tf32.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / 396))
-    assert bf16.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / 780))
+    assert tf32.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / (0.6 * 396)))
+    assert bf16.predicted_speedup == pytest.approx(1 / (0.05 + 0.95 * 51 / (0.75 * 780)))
     # Half of them are on tensor cores already.
     half = seen(trace=trace(kernel("sgemm", 9.0), on=0.5), waterfall=parts(matmul=0.5))
     found = BY_CODE["F301"].look(half)
     assert found is not None
-    assert found.predicted_speedup == pytest.approx(1 / (0.75 + 0.25 * 51 / 396))
+    assert found.predicted_speedup == pytest.approx(1 / (0.75 + 0.25 * 51 / (0.6 * 396)))
 
 
 def test_launches_are_judged_by_the_gaps_between_kernels_where_they_were_recorded() -> None:

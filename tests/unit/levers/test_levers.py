@@ -301,8 +301,8 @@ def test_predictions_follow_the_peaks_and_amdahl() -> None:
     peaks = {"fp32": 50e12, "tf32": 400e12, "bf16": 800e12}
     # 8 of 10 ms are products at the peak of float32.
     job = JobFacts(**GPU, flops_per_step=0.4e12, peaks=peaks, habits={"parameter_dtype": "float32"})
-    assert Tf32.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 8))
-    assert Bf16.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16))
+    assert Tf32.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 8 / 0.6))
+    assert Bf16.predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16 / 0.75))
     assert Tf32.predict(JobFacts(**GPU), {}) == 1.0
     assert amdahl(0.5, 2.0) == pytest.approx(4 / 3)
 

@@ -677,7 +677,7 @@ def test_levers_of_precision_do_not_stand_beside_each_other() -> None:
 def test_predictions_follow_the_peaks() -> None:
     peaks = {"fp32": 50e12, "fp16": 400e12, "bf16": 800e12, "fp8": 1600e12}
     job = JobFacts(**GPU, flops_per_step=0.4e12, peaks=peaks, device_shares={"optimizer": 0.1})
-    assert BY_ID["fp16"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 8))
-    assert BY_ID["fp8"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 32))
-    assert BY_ID["bf16-parameters"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16) / 0.95)
+    assert BY_ID["fp16"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 8 / 0.75))
+    assert BY_ID["fp8"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 32 / 0.67))
+    assert BY_ID["bf16-parameters"].predict(job, {}) == pytest.approx(1 / (0.2 + 0.8 / 16 / 0.75) / 0.95)
     assert BY_ID["optimizer-8bit"].predict(job, {}) == pytest.approx(1 / (0.9 + 0.1 * 16 / 28))
