@@ -55,9 +55,9 @@ def table(found: list[dict[str, Any]]) -> str:
     helped = [row for row in found if row["measured"] >= _HELPED]
     of_gains = statistics.median(abs((row["predicted"] - 1) / (row["measured"] - 1) - 1) for row in helped)
     lines.append(
-        f"\nMedian of the absolute error over {len(found)} predictions: {whole:.0%}. That is of the speedup,\n"
-        f"which levers that change little flatter. Of what is gained, over the {len(helped)} that gave {_HELPED}x\n"
-        f"or more: {of_gains:.0%}."
+        f"\nMedian of the absolute error over {len(found)} predictions: {whole:.0%}. That is of the "
+        "speedup,\nwhich levers that change little flatter. Of what is gained, over the "
+        f"{len(helped)} that gave {_HELPED}x\nor more: {of_gains:.0%}."
     )
     return "\n".join(lines)
 

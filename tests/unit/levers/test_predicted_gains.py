@@ -1,4 +1,4 @@
-"""Predictions of precision against what was measured on an H200, from the baselines of tunings that are kept."""
+"""Predictions of precision against what was measured on an H200, from baselines of tunings that are kept."""
 
 import json
 from pathlib import Path
