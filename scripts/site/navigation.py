@@ -35,7 +35,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "docs/json",
         "docs/predictions",
     ),
-    "Understand": ("docs/learn", "docs/mission", "docs/supported", "docs/comparison", "benchmarks/README"),
+    "Understand": (
+        "docs/learn",
+        "docs/results",
+        "docs/mission",
+        "docs/supported",
+        "docs/comparison",
+        "benchmarks/README",
+    ),
     "Work on it": ("ARCHITECTURE", "CONTRIBUTING", "docs/decisions/README", "CHANGELOG"),
 }
 # Where a page's own heading says too little beside the others.

@@ -59,6 +59,9 @@ def test_commands_and_options_that_sentences_name_exist() -> None:
             end = next((place for place, word in enumerate(rest) if word == "--" or ".py" in word), None)
             said = {word.partition("=")[0] for word in rest[:end] if word.startswith("--")}
             assert said <= options_of(name), f"{page}: {mention}"
+            if end is not None and ".py" in rest[end]:
+                behind = {word.partition("=")[0] for word in rest[end:] if word.startswith("--")}
+                assert not behind & options_of(name), f"{page}: {mention}: that is the script's"
 
 
 def test_blocks_are_what_they_say() -> None:
