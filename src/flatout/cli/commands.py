@@ -25,7 +25,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "profile": CommandEntry(
         "flatout.cli.profile", "Where a script's time goes, and how far it is from the device's limit."
     ),
-    "trace": CommandEntry("flatout.cli.trace", "Where the time went, from traces that exist already."),
+    "trace": CommandEntry(
+        "flatout.cli.trace", "Where the time went and what holds it up, from traces that exist already."
+    ),
     "tune": CommandEntry(
         "flatout.cli.tune", "Make a job as fast as it can be without changing what it learns."
     ),
