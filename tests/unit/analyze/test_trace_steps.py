@@ -56,6 +56,34 @@ def test_where_the_host_runs_ahead_work_belongs_to_the_step_that_launched_it(
     assert any("the host runs ahead of the device" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_work_whose_launch_came_before_the_recording_is_no_step_s_work(before: int, tmp_path: Path) -> None:
+    """A profiler leaves out calls from before its window, and keeps what they launched that runs in it."""
+    trace = Trace()
+    running_ahead(trace, before=before)
+    trace.events = [one for one in trace.events if one["cat"] != "cuda_runtime" or one["ts"] >= 100.0]
+    found = trace.summary(tmp_path)
+    assert found.step_ms is not None
+    assert found.step_ms.p50 == pytest.approx(40.0, rel=0.01)
+    assert found.busy_share == pytest.approx(1.0, abs=0.01)
+    assert found.kernels_per_step == 10
+
+
+def test_a_copy_beside_the_steps_does_not_end_them(tmp_path: Path) -> None:
+    trace = Trace()
+    for step in range(3):
+        at = 10.0 * step
+        trace.add("user_annotation", f"ProfilerStep#{step}", at, 10.0)
+        launched(trace, MATMUL, at + 0.1, at + 0.2, 9.7)
+    number = 5000
+    trace.add("cuda_runtime", "cudaMemcpyAsync", 2.0, 0.01, args={"correlation": number})
+    where = {"device": 0, "stream": 20, "correlation": number}
+    trace.add("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 2.1, 26.0, pid=0, tid=20, args=where)
+    found = trace.summary(tmp_path)
+    assert found.step_ms is not None
+    assert (found.step_ms.p50, found.step_ms.p95) == (pytest.approx(10.0), pytest.approx(10.0))
+
+
 def test_a_host_that_is_slower_than_its_device_is_on_its_own_clock(tmp_path: Path) -> None:
     trace = Trace()
     for step in range(3):

@@ -59,7 +59,8 @@ def steps_of(columns: Columns) -> Steps:
     borders = _through_with(columns, own, marked, start)
     lengths = np.diff(np.concatenate(([start], borders)))
     behind = int(borders[-1]) - last
-    if max(behind, start - first) <= _BEHIND * float(np.median(lengths)):
+    # A step without a length: something that ran beside all of them moved their borders.
+    if lengths.min() <= 0 or max(behind, start - first) <= _BEHIND * float(np.median(lengths)):
         return Steps(first, last, first, last, _milliseconds(columns.length[marked]), own)
     return Steps(start, int(borders[-1]), first, last, _milliseconds(lengths), own, "device", behind)
 
@@ -75,7 +76,12 @@ def _turned_to(columns: Columns, own: Any, others: Any, first: int) -> int:
 
 
 def _through_with(columns: Columns, own: Any, marked: Any, start: int) -> Any:
-    """When each step was over on the device; where it keeps up, when the host was."""
+    """When each step was over on the device; where it keeps up, when the host was.
+
+    A copy goes on beside the steps that follow (a checkpoint's, say): kernels tell, where there are any.
+    """
+    kernels = own[columns.category[own] == CODES["kernel"]]
+    own = kernels if len(kernels) else own
     through = np.full(len(marked), start)
     number = np.searchsorted(columns.start[marked], _launched(columns, own), side="right") - 1
     np.maximum.at(through, np.maximum(number, 0), _ends(columns, own))
@@ -104,18 +110,32 @@ def _marks(columns: Columns, known: Any) -> Any:
 def _launched(columns: Columns, rows: Any) -> Any:
     """When the host launched each row of the device.
 
-    By the call, else by the operator, else as what ran before it; where nobody wrote down any of these, when
-    it ran.
+    By the call, else by the operator, else as what ran before it, on its own stream if that is known of any
+    there. What comes before all of these was launched before anything was written down (profilers leave out
+    calls that began too early, and keep their kernels): -1. Where no call was written down at all, when it ran.
     """
     found = np.full(len(rows), -1)
     calls = np.flatnonzero(np.isin(columns.category, CALLS) & (columns.correlation >= 0))
     found = _starts_of_same(columns, columns.correlation, calls, rows, found)
     operators = np.flatnonzero((columns.category == CODES["cpu_op"]) & (columns.external >= 0))
     found = _starts_of_same(columns, columns.external, operators, rows, found)
+    is_early = np.zeros(len(rows), bool)
+    for stream in np.unique(columns.thread[rows[found >= 0]]):
+        on_it = np.flatnonzero(columns.thread[rows] == stream)
+        found[on_it] = _as_before(columns, rows[on_it], found[on_it])
+        is_early[on_it] = (found[on_it] < 0) & (columns.correlation[rows[on_it]] >= 0)
+    alone = np.flatnonzero(~is_early)
+    found[alone] = _as_before(columns, rows[alone], found[alone])
+    return np.where((found < 0) & ~is_early, columns.start[rows], found)
+
+
+def _as_before(columns: Columns, rows: Any, found: Any) -> Any:
+    """What is known of each, or else of the last before it."""
     order = np.argsort(columns.start[rows], kind="stable")
     place = np.maximum.accumulate(np.where(found[order] >= 0, np.arange(len(rows)), -1))
-    found[order] = np.where(place >= 0, found[order][np.maximum(place, 0)], columns.start[rows][order])
-    return found
+    filled = found.copy()
+    filled[order] = np.where(place >= 0, found[order][np.maximum(place, 0)], -1)
+    return filled
 
 
 def _starts_of_same(columns: Columns, numbers: Any, hosts: Any, rows: Any, found: Any) -> Any:
