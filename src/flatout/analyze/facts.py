@@ -44,13 +44,19 @@ def job_facts(profile: Profile, about: Mapping[str, Any], peaks: Peaks) -> JobFa
         host_shares=host | {"input_wait": waterfall.get("input_wait", host.get("input", 0.0))},
         device_shares={share.part: share.share for share in profile.device_parts},
         busy_share=use.kernel_running_share,
-        flops_per_step=profile.mfu.flops_per_step,
+        flops_per_step=_of_one_device(profile),
         peaks=by_dtype,
         micro_batches=profile.micro_batches,
         habits=habits,
         loaders=tuple(loader.settings for loader in profile.loaders),
         ranks=len(profile.ranks),
     )
+
+
+def _of_one_device(profile: Profile) -> float | None:
+    """Operations of a step on each of the devices, whose peak they are held against."""
+    of_all = profile.mfu.flops_per_step
+    return of_all / max(1, len(profile.ranks)) if of_all is not None else None
 
 
 def _loss_bytes(moves: Sequence[Any]) -> int:

@@ -109,7 +109,8 @@ def command(
         profile = profile_job(request, folder.manifest.id, folder.path, progress)
         profile = _kept(_with_findings(profile, earlier), folder)
         if loader:
-            profile = _kept(sweep_loader(request, profile, folder.path, progress), folder)
+            swept = sweep_loader(request, profile, folder.path, progress)
+            profile = _kept(_with_findings(swept, earlier), folder)
         if tools:
             try:
                 outside = look_from_outside(tools, request, profile, folder.path, progress)

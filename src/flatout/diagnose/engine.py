@@ -29,15 +29,17 @@ def diagnose(
 def findings_of(seen: Seen, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """What the rules have to say. One that breaks says so, and the others go on."""
     found: list[tuple[Rule, Finding]] = []
+    broken = set()
     for rule in rules:
         try:
             finding = rule.look(seen)
         except Exception as error:  # noqa: BLE001 - a defect of ours must not hide what the others see
-            broken = f"this rule broke: {type(error).__name__}: {error}"
-            finding = rule.finding(broken, "the same with --debug, and report it", severity="low")
+            broken.add(rule.code)
+            told = f"this rule broke: {type(error).__name__}: {error}"
+            finding = rule.finding(told, "the same with --debug, and report it", severity="low")
         if finding is not None:
             found.append((rule, finding))
-    codes = {rule.code for rule, _ in found}
+    codes = {rule.code for rule, _ in found} - broken
     heard = [one for one in found if codes.isdisjoint(one[0].silent_beside)]
     return tuple(finding for _, finding in sorted(heard, key=lambda one: _order(*one)))
 

@@ -6,10 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
+from flatout.analyze.straggling import straggler, straggler_of_traces
 from flatout.diagnose import policy
 from flatout.levers.job import JobFacts, amdahl
 from flatout.records.finding import Finding, Place, Severity
 from flatout.records.profile import Profile
+from flatout.records.ranks import Straggler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,13 +32,22 @@ class Seen:
     def faster_products(self, now: str, then: str, *, of_products: float = 1.0) -> tuple[float, str] | None:
         """What it gives when some of the products run in another dtype, by the time that they take.
 
-        None where no kernels were recorded, or a peak is not known.
+        None where not all kernels were recorded, or a peak is not known.
         """
         trace = self.profile.trace
         before, after = self.job.rate_in_training(now), self.job.rate_in_training(then)
-        if trace is None or not trace.kernels or not before or not after:
+        is_whole = trace is not None and bool(trace.kernels) and trace.busy_share is not None
+        if not is_whole or not before or not after:
             return None
         return without(self.share("matmul") * of_products, after / before)
+
+    def straggler(self) -> Straggler | None:
+        """The rank that the others wait for, by their own parts or by their recorded steps."""
+        trace = self.profile.trace
+        found = straggler(self.profile.ranks, self.profile.roots, policy.STRAGGLER)
+        if found is None and trace is not None:
+            found = straggler_of_traces(trace.ranks, policy.STRAGGLER)
+        return found
 
     def place(self, name: str) -> tuple[Place, ...]:
         """Where something happened in the user's source; nothing where that is not known."""

@@ -27,6 +27,7 @@ class JobFacts:
     device_shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Share of the time in which some kernel ran.
     busy_share: float | None = None
+    # On each of the devices.
     flops_per_step: float | None = None
     # Products per second by dtype, as measured on this device, else as such devices reach of the rated peak.
     peaks: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -63,6 +63,8 @@ def batch_job(
         )
     found = find_knee(first, sizes.run, room_bytes=room, headroom=headroom, most=most)
     choice = sizes.choice(found.best.batch)
+    in_a_step = sizes.samples.get(found.best.batch), baseline.samples_per_step
+    times = in_a_step[0] / in_a_step[1] if in_a_step[0] and in_a_step[1] else found.best.batch / was
     largest = max(one.batch for one in found.trials if one.outcome == FITS)
     return BatchSizes(
         run=run,
@@ -74,17 +76,21 @@ def batch_job(
         headroom=headroom,
         option=sizes.option,
         reason=found.reason,
-        consequence=consequence(choice, found.best.batch / was) if found.best.batch != was else "",
+        consequence=consequence(choice, times) if found.best.batch != was else "",
         notes=_doubts(found.trials),
         trials_by_doubling=doubling_trials(was, largest),
     )
 
 
 def _doubts(trials: tuple[BatchTrial, ...]) -> tuple[str, ...]:
-    """More samples never take less time: where they seem to, something else held the smaller batch up."""
-    ran = [one for one in trials if one.step_ms is not None]
-    for less, more in itertools.pairwise(ran):
-        if (less.step_ms or 0.0) > _LESS_BY_CHANCE * (more.step_ms or 0.0):
+    """More samples never take less time: where they seem to, something else held the smaller batch up.
+
+    A script that adds gradients up may have as many in an update whatever the batch: that is no more samples.
+    """
+    ran = [(one, one.step_ms, one.samples_per_s) for one in trials if one.step_ms and one.samples_per_s]
+    for (less, less_ms, less_rate), (more, more_ms, more_rate) in itertools.pairwise(ran):
+        has_more = more_ms * more_rate > _LESS_BY_CHANCE * less_ms * less_rate
+        if has_more and less_ms > _LESS_BY_CHANCE * more_ms:
             took = f"a step of batch {less.batch} took longer than one of {more.batch}"
             return (f"{took}: {_BUSY}",)
     return ()

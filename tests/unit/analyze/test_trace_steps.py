@@ -139,6 +139,19 @@ def test_a_graph_whose_kernels_are_missing_is_not_called_idle(tmp_path: Path) ->
     assert any("3 launches without any" in note for note in found.notes)
 
 
+def test_where_a_graph_is_all_that_was_launched_and_no_kernel_is_there_the_host_s_parts_stay(
+    tmp_path: Path,
+) -> None:
+    trace = Trace()
+    trace.add("user_annotation", "ProfilerStep#0", 0.0, 10.0)
+    trace.add("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0.0, 2.0)
+    trace.add("cpu_op", "aten::mm", 3.0, 4.0)
+    trace.add("cuda_runtime", "cudaGraphLaunch", 8.0, 0.1, args={"correlation": 50})
+    found = parts(trace.summary(tmp_path))
+    assert found["input_wait"] == pytest.approx(2.0)
+    assert sum(value.expected for value in found.values()) == pytest.approx(10.0)
+
+
 def test_a_graph_with_its_kernels_is_complete(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("user_annotation", "ProfilerStep#0", 0.0, 10.0)

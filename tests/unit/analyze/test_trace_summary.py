@@ -156,6 +156,13 @@ def test_what_dominates_is_told_by_a_name_that_can_be_read(tmp_path: Path) -> No
     assert told.startswith("at::native::elementwise_kernel dominates")
 
 
+def test_a_kernel_of_a_namespace_without_a_name_keeps_its_own(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.kernel("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<int>(int)", 0, 9)
+    [told, *_] = trace.summary(tmp_path).advice
+    assert told.startswith("at::native::multi_tensor_apply_kernel dominates")
+
+
 def test_from_too_little_nothing_is_made_up(tmp_path: Path) -> None:
     trace = Trace()
     trace.add("cpu_op", "aten::mm", 0, 5)

@@ -639,6 +639,34 @@ def test_a_larger_batch_that_takes_longer_is_not_slower() -> None:
     assert "128 samples in place of 64" in slower.evidence
 
 
+@pytest.mark.parametrize("unknown", [None, 0.0])
+def test_where_samples_of_one_run_are_not_known_steps_are_compared_with_steps(unknown: float | None) -> None:
+    assert BY_CODE["F801"].look(earlier(seen(samples_per_step=unknown), 1.0, samples_per_step=64.0)) is None
+    hidden = BY_CODE["F801"].look(earlier(seen(samples_per_step=64.0), 0.5, samples_per_step=unknown))
+    assert hidden is not None
+    assert hidden.predicted_speedup == pytest.approx(2.0)
+    assert "samples" not in hidden.evidence
+
+
+def test_a_recording_that_lacks_kernels_is_not_reckoned_with() -> None:
+    whole = trace(kernel("sgemm", 9.0, tensor_cores=False), on=0.0)
+    lost = dataclasses.replace(whole, busy_share=None)
+    without = BY_CODE["F302"].look(seen())
+    found = BY_CODE["F302"].look(seen(trace=lost))
+    assert without is not None
+    assert found is not None
+    assert found.predicted_speedup == without.predicted_speedup
+
+
+def test_a_rule_that_breaks_silences_no_other() -> None:
+    def broken(_: Seen) -> None:
+        raise KeyError("planted")
+
+    tiny = seen(job=LAUNCHING, trace=trace(*TINY), waterfall=parts(launch_gap=0.5))
+    rules = [dataclasses.replace(one, look=broken) if one.code == "F205" else one for one in RULES]
+    assert "F201" in {one.code for one in findings_of(tiny, rules)}
+
+
 def test_the_share_that_is_reckoned_with_is_the_share_that_is_shown() -> None:
     found = BY_CODE["F101"].look(seen(**waits(0.99)))
     assert found is not None

@@ -292,7 +292,14 @@ def _advice(kernels: Sequence[KernelUse], operators: Sequence[OperatorUse], per:
 
 def _short(name: str) -> str:
     """Without the types and arguments that C++ puts into a kernel's name."""
-    plain = name.partition("<")[0].partition("(")[0].removeprefix("void ").strip() or name
+    plain = (
+        name.replace("(anonymous namespace)::", "")
+        .partition("<")[0]
+        .partition("(")[0]
+        .removeprefix("void ")
+        .strip()
+        or name
+    )
     return plain if len(plain) <= _LONGEST_NAME else plain[: _LONGEST_NAME - 3] + "..."
 
 

@@ -104,7 +104,7 @@ def timeline(columns: Columns) -> Timeline:
         parts["sync_stall"] = rest[0][after_sync], rest[1][after_sync]
         parts["launch_gap" if has_calls else "unattributed"] = rest[0][~after_sync], rest[1][~after_sync]
     lost = _lost_graphs(columns, marked)
-    if lost:
+    if lost and len(rows):
         parts |= {"input_wait": NOTHING, "sync_stall": NOTHING, "launch_gap": NOTHING, "unattributed": idle}
     return Timeline(columns, marked, sync_rows, kinds, parts, idle, sync_of_gap, lost)
 

@@ -1,8 +1,8 @@
 """Ranks talk while nothing computes.
 
 Gradients that are exchanged beside the backward pass cost nothing; what is left over at its end does. Seen by
-communication in recorded steps at instants when no kernel computes. The gain is that time. It can be wrong
-where the waiting is for a slower rank: then that one is the cause.
+communication in recorded steps at instants when no kernel computes, less what may be waiting for a slower
+rank (F701 tells of that one). The gain is that time. It can be wrong where ranks take turns to be slow.
 """
 
 from flatout.diagnose import policy
@@ -11,8 +11,10 @@ from flatout.records.finding import Finding
 
 
 def look(seen: Seen) -> Finding | None:
-    """Its share of the step."""
-    share = seen.share("communication")
+    """Its share of the step, beyond waiting for a rank that is slow."""
+    slow = seen.straggler()
+    waits = (slow.ms - slow.others_ms) / slow.step_ms if slow is not None else 0.0
+    share = seen.share("communication") - waits
     if share < policy.COMMUNICATION:
         return None
     speedup, arithmetic = without(min(0.9, share), 4.0)
@@ -24,4 +26,4 @@ def look(seen: Seen) -> Finding | None:
     )
 
 
-RULE = Rule("F702", "exposed communication", look, needs_only_a_trace=True, silent_beside=("F701",))
+RULE = Rule("F702", "exposed communication", look, needs_only_a_trace=True)

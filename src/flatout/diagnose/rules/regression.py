@@ -19,7 +19,7 @@ def look(seen: Seen) -> Finding | None:
     now, before = seen.profile.step_ms, seen.earlier.step_ms
     if now is None or before is None or not_comparable(seen.profile, seen.earlier):
         return None
-    more = _samples(seen.profile) / _samples(seen.earlier)
+    more = _times_the_samples(seen.profile, seen.earlier)
     ratio = now.p50 / before.p50 / more
     if ratio < policy.REGRESSION or now.low <= before.high * more:
         return None
@@ -42,8 +42,11 @@ def not_comparable(now: Profile, before: Profile) -> str:
     return ""
 
 
-def _samples(profile: Profile) -> float:
-    return profile.samples_per_step or 1.0
+def _times_the_samples(now: Profile, before: Profile) -> float:
+    """1 where either is not known: steps are held against steps then."""
+    if not now.samples_per_step or not before.samples_per_step:
+        return 1.0
+    return now.samples_per_step / before.samples_per_step
 
 
 def _evidence(now: Profile, before: Profile, more: float) -> str:
@@ -54,7 +57,9 @@ def _evidence(now: Profile, before: Profile, more: float) -> str:
         grown[one.part] = grown.get(one.part, 0.0) - one.ms * more
     most = max(grown, key=lambda part: grown[part], default="")
     told = f", most of it in {most} (+{grown[most]:.2f} ms)" if most and grown[most] > 0 else ""
-    sizes = f"{_samples(now):.4g} samples in place of {_samples(before):.4g}: " if more != 1 else ""
+    sizes = ""
+    if more != 1:
+        sizes = f"{now.samples_per_step:.4g} samples in place of {before.samples_per_step:.4g}: "
     clocks = [one.device_use.clock_compute_hz for one in (before, now)]
     ran = f"; clocks {clocks[0] // 10**6} and {clocks[1] // 10**6} MHz" if clocks[0] and clocks[1] else ""
     should = f", which is {before.step_ms.p50 * more:.2f} ms for as many samples" if more != 1 else ""

@@ -6,18 +6,13 @@ communication that nothing hides. The gain is that of the slowest taking as long
 others. It can be wrong for pipelines, where ranks do different work, and where ranks take turns to be slow.
 """
 
-from flatout.analyze.straggling import straggler, straggler_of_traces
-from flatout.diagnose import policy
 from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding
 
 
 def look(seen: Seen) -> Finding | None:
     """What it does alone, beyond what the others do."""
-    trace = seen.profile.trace
-    found = straggler(seen.profile.ranks, seen.profile.roots, policy.STRAGGLER)
-    if found is None and trace is not None:
-        found = straggler_of_traces(trace.ranks, policy.STRAGGLER)
+    found = seen.straggler()
     if found is None:
         return None
     behind_ms = found.ms - found.others_ms
