@@ -1,7 +1,7 @@
 """Faults planted in a script, and what `flatout profile` says of them: how much, which finding, which line.
 
-Each case is a small training on the GPU with one fault. What it costs is what the step becomes longer than that
-of the same script without it, in the same session; as much the parts of the waterfall must have grown.
+Each case is a small training on the GPU with one fault. What it costs is what the step becomes longer than
+that of the same script without it, in the same session; as much the parts of the waterfall must have grown.
 
     python -m benchmarks.ground_truth [CASE ...] [--limit 160] [--out FOLDER]
 
@@ -76,8 +76,8 @@ ATTENTION = """
 TINY = """    small = torch.zeros(8, device=device)
     for _ in range(10000):
         small += 1  # here"""
-# Of each: what is changed, the findings that may come first, the parts of the waterfall that it is to be found
-# in, and text of the lines that may be named; the planted line where there is none.
+# Of each: what is changed, the findings that may come first, the parts of the waterfall that it is to be
+# found in, and text of the lines that may be named; the planted line where there is none.
 CASES: dict[str, dict[str, Any]] = {
     "sync-20-ms": {
         "changes": {"after": "    loss.item()  # here\n    time.sleep(0.02)"},
@@ -175,7 +175,7 @@ def run_case(name: str, limit_s: float, plain: dict[str, Any]) -> dict[str, Any]
 
 
 def _attributed(case: dict[str, Any], found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """What the fault costs (as it was planted, or as the step became longer), and what its parts became longer."""
+    """What the fault costs, as it was planted or as the step became longer, and how much its parts grew."""
     parts = case.get("parts")
     if not parts or "failed" in plain:
         return {}

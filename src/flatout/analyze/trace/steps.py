@@ -112,7 +112,7 @@ def _launched(columns: Columns, rows: Any) -> Any:
 
     By the call, else by the operator, else as what ran before it, on its own stream if that is known of any
     there. What comes before all of these was launched before anything was written down (profilers leave out
-    calls that began too early, and keep their kernels): -1. Where no call was written down at all, when it ran.
+    calls that began too early, and keep their kernels): -1. Where no call was written down, when it ran.
     """
     found = np.full(len(rows), -1)
     calls = np.flatnonzero(np.isin(columns.category, CALLS) & (columns.correlation >= 0))
