@@ -95,11 +95,24 @@ def read_losses(folder: Path) -> SeenLosses | None:
         return None
 
 
-def write_job(folder: Path, job: Fingerprint, base: Sequence[Choice], *, repeated: bool = False) -> None:
+def write_job(
+    folder: Path,
+    job: Fingerprint,
+    base: Sequence[Choice],
+    *,
+    repeated: bool = False,
+    loader_is_done: bool = True,
+) -> None:
     """Which job is tuned here, where, on top of what, with whose batches: for whoever wants to go on."""
     words = [choice.words() for choice in base]
     loader = next((choice for choice in base if choice.id == "loader"), None)
-    document = {"job": job, "base": words, "repeated": repeated, "loader": loader}
+    document = {
+        "job": job,
+        "base": words,
+        "repeated": repeated,
+        "loader": loader,
+        "loader_is_done": loader_is_done,
+    }
     (folder / JOB_FILE).write_bytes(msgspec.json.encode(document))
 
 
@@ -108,7 +121,7 @@ def earlier_loader(folder: Path, job: Fingerprint) -> tuple[Choice | None, bool]
     earlier = _earlier(folder)
     if earlier is None or _differences(earlier.job, job):
         return None, False
-    return earlier.loader, True
+    return earlier.loader, earlier.loader_is_done
 
 
 def insist_on_the_same_job(folder: Path, job: Fingerprint) -> None:
@@ -169,6 +182,8 @@ class _Earlier:
     base: list[str]
     repeated: bool
     loader: Choice | None
+    # Whether its settings were looked for to the end.
+    loader_is_done: bool = True
 
 
 def _earlier(folder: Path) -> _Earlier | None:

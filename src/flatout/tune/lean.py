@@ -1,11 +1,11 @@
 """A plan for less memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flatout.levers.catalogue import BY_ID
 from flatout.records.plan import Choice
-from flatout.records.tuning import Pace
+from flatout.records.tuning import ENDED_BY_CTRL_C, Pace
 from flatout.records.words import memory_size
 from flatout.tune.arms import ArmResult
 from flatout.tune.combining import conflict, ordered
@@ -25,8 +25,9 @@ def lean(
     measurer: Measurer,
     deadline: float,
     as_written: Pace,
+    on_ctrl_c: Callable[[], None],
 ) -> tuple[tuple[Choice, ...], Measured | None]:
-    """For less memory: each lever in a process of its own, kept where the peak falls."""
+    """For less memory: each lever in a process of its own, kept where the peak falls; until Ctrl-C."""
     best = as_written
     found: tuple[Choice, ...] = ()
     last: Measured | None = None
@@ -43,7 +44,12 @@ def lean(
             conclusions.conclude(choice, "skipped", reason)
             continue
         together = ordered((*found, *needed, choice))
-        measured = measurer.measure(f"memory with {choice.words()}", together, as_written)
+        try:
+            measured = measurer.measure(f"memory with {choice.words()}", together, as_written)
+        except KeyboardInterrupt:
+            conclusions.leave_out(candidates, ENDED_BY_CTRL_C)
+            on_ctrl_c()
+            break
         pace = measured.pace
         if pace is None:
             conclusions.conclude(choice, "failed", measured.ending)

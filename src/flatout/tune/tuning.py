@@ -28,6 +28,7 @@ from flatout.runtime.trial import OnProgress
 from flatout.tune.arms import ArmResult, Ask
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.bench import Answers, Bench
+from flatout.tune.by_turns import pace_by_turns
 from flatout.tune.confirming import Confirmed, confirm
 from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
@@ -36,7 +37,7 @@ from flatout.tune.lean import lean
 from flatout.tune.limits import Limits
 from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
 from flatout.tune.measuring import Measurer
-from flatout.tune.pace import Measured, faster, pace_of
+from flatout.tune.pace import Measured, pace_of
 from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
@@ -169,7 +170,8 @@ class _Tuner:
         if self._request.goal == "memory":
             with self._stage("levers"):
                 deadline = self._limits.deadline
-                found, measured = lean(finder.conclusions, candidates, self._measurer, deadline, as_written)
+                conclusions, stop = finder.conclusions, self._end_the_search
+                found, measured = lean(conclusions, candidates, self._measurer, deadline, as_written, stop)
             return _Searched(finder, loaded, found, measured)
         with self._stage("levers"):
             if self._interrupted:
@@ -183,8 +185,12 @@ class _Tuner:
             loaded, found, measured = loading.on_top(job, finder, loaded, later_on=later_on)
         except KeyboardInterrupt:
             self._end_the_search()
-            return _Searched(finder, loaded, (*base, *finder.best) if not later_on else finder.best, None)
-        found, measured, tried = self._make_room(job, as_written, found, measured)
+            return _Searched(finder, loaded, (*base, *finder.best), None)
+        try:
+            found, measured, tried = self._make_room(job, as_written, found, measured)
+        except KeyboardInterrupt:  # whether it fits is seen when it is confirmed
+            self._end_the_search()
+            return _Searched(finder, loaded, found, measured)
         return _Searched(finder, loaded, found, measured, tried)
 
     def _loaded(self, loading: LoaderStage, job: JobFacts, baseline: Profile) -> Loaded:
@@ -198,12 +204,16 @@ class _Tuner:
         self, chosen: tuple[Choice, ...], as_written: Pace, known: Measured | None, finder: Finder
     ) -> Confirmed:
         """What was measured by turns and proven is kept, even if nobody waits for its own process."""
-        try:
-            return confirm(self._measurer, chosen, as_written, known)
-        except KeyboardInterrupt:
-            self._interrupted = True
-            note = "ended by Ctrl-C before the plan ran in a process of its own: figures are those by turns"
-            return Confirmed(chosen, _by_turns(chosen, finder, as_written), 0.0, (note,))
+        done = confirm(self._measurer, chosen, as_written, known)
+        self._interrupted = self._interrupted or done.interrupted
+        if not done.chosen or done.pace is not None:
+            return done
+        pace = pace_by_turns(done.chosen, finder, as_written)
+        if pace is None:
+            return Confirmed(
+                (), None, 0.0, ("ended by Ctrl-C before the plan was timed",), why=ENDED_BY_CTRL_C
+            )
+        return dataclasses.replace(done, pace=pace)
 
     def _make_room(
         self, job: JobFacts, as_written: Pace, found: tuple[Choice, ...], measured: Measured | None
@@ -311,7 +321,9 @@ class _Tuner:
         return Loaded(trial, choice)
 
     def _resume(self, job: Fingerprint, base: Sequence[Choice], repeated: bool) -> None:
-        write_job(self._folder, job, base, repeated=repeated)
+        # No lever was tried yet: whoever interrupted it until now did so while the loader was looked at.
+        is_done = not self._interrupted
+        write_job(self._folder, job, base, repeated=repeated, loader_is_done=is_done)
         if self._request.resume is not None:
             self._answers, problem = read_answers(self._request.resume, job, base, repeated=repeated)
             if problem:
@@ -389,14 +401,6 @@ class _Searched:
         later = {one.lever for one in self.tried}
         earlier = [one for one in self.finder.conclusions.trials.values() if one.lever not in later]
         return [self.loaded.trial, *earlier, *self.tried]
-
-
-def _by_turns(chosen: Sequence[Choice], finder: Finder, as_written: Pace) -> Pace:
-    """How the plan should go, by what its parts gave: what it takes is not known."""
-    loader = next((one.measured_speedup for one in chosen if one.id == "loader"), None) or 1.0
-    levers = finder.ladder[-1].speedup if finder.ladder else 1.0
-    pace = faster(as_written, loader * levers, as_written)
-    return dataclasses.replace(pace, gpu_busy_share=None, peak_bytes=None, unknown={})
 
 
 def _told_of(allowed: dict[str, Any]) -> list[str]:

@@ -127,10 +127,13 @@ AS_WRITTEN = Pace(
 )
 
 
-def found_by(runs: Any, skip: frozenset[str] = frozenset()) -> tuple[list[str], Finder]:
+def found_by(
+    runs: Any, skip: frozenset[str] = frozenset(), on_ctrl_c: Any = pytest.fail
+) -> tuple[list[str], Finder]:
     only = frozenset({"compile", "activation-budget", "hf-checkpointing"})
     finder = Finder(GPU, Limits(for_memory=True, only=only, skip=skip))
-    found, _ = lean(finder.conclusions, finder.candidates(LEVERS), runs, float("inf"), AS_WRITTEN)
+    candidates = finder.candidates(LEVERS)
+    found, _ = lean(finder.conclusions, candidates, runs, float("inf"), AS_WRITTEN, on_ctrl_c)
     return [one.words() for one in found], finder
 
 
@@ -140,6 +143,24 @@ def test_a_budget_brings_the_compiler_that_it_needs() -> None:
     assert found == ["activation-budget (budget=0.2)", "compile (default)"]
     assert finder.conclusions.trials["compile (default)"].verdict == "kept"
     assert finder.conclusions.trials["activation-budget (budget=0.5)"].verdict == "skipped"
+
+
+def test_ctrl_c_keeps_what_was_found_to_save_memory() -> None:
+    class Ended(Runs):
+        def measure(self, what: str, levers: tuple[Choice, ...], as_written: Pace) -> Measured:
+            if len(self.asked) == 3:
+                raise KeyboardInterrupt
+            return super().measure(what, levers, as_written)
+
+    told: list[str] = []
+    found, finder = found_by(
+        Ended({"activation-budget": 0.6}, {"compile": 0.7}), on_ctrl_c=lambda: told.append("ended")
+    )
+    assert found == ["activation-budget (budget=0.2)", "compile (default)"]
+    assert told == ["ended"]
+    left = [trial for trial in finder.conclusions.trials.values() if trial.reason == "ended by Ctrl-C"]
+    assert left
+    assert {trial.verdict for trial in left} == {"skipped"}
 
 
 def test_a_budget_that_costs_too_much_leaves_the_larger_one_to_be_tried() -> None:

@@ -27,11 +27,13 @@ class Runs:
 
     def __init__(self, *paces: Pace | None, goal: str = "throughput", most_bytes: int | None = None) -> None:
         self.paces, self.asked = list(paces), []  # type: ignore[var-annotated]
-        self.request = SimpleNamespace(goal=goal)
+        self.request = SimpleNamespace(goal=goal, max_memory_bytes=most_bytes)
         self._most_bytes = most_bytes
 
     def measure(self, what: str, levers: tuple[Choice, ...], _as_written: Pace) -> Measured:
         self.asked.append((what, levers))
+        if not self.paces:
+            raise KeyboardInterrupt
         return Measured(self.paces.pop(0), None, "the job failed: OSError: no handle")
 
     def is_too_large(self, pace: Pace) -> bool:
@@ -130,3 +132,22 @@ def test_a_plan_that_fits_is_worth_its_time() -> None:
     slower = at(50.0, 10)
     assert confirmed(Runs(slower, most_bytes=50), as_written=at(100.0, 99)).chosen == PLAN
     assert confirmed(Runs(slower, goal="memory")).chosen == PLAN
+
+
+def test_ctrl_c_before_any_run_leaves_the_plan_to_what_it_gave_by_turns() -> None:
+    found = confirmed(Runs())
+    assert (found.chosen, found.pace, found.interrupted) == (PLAN, None, True)
+    assert "before the plan ran" in found.notes[0]
+
+
+def test_ctrl_c_does_not_keep_a_plan_of_which_it_is_not_known_that_it_fits() -> None:
+    for runs in (Runs(most_bytes=50), Runs(at(200.0, 99), most_bytes=50)):
+        found = confirmed(runs)
+        assert (found.chosen, found.interrupted) == ((), True)
+        assert "how much memory" in found.notes[-1]
+
+
+def test_ctrl_c_does_not_keep_a_plan_that_was_seen_to_be_slower() -> None:
+    found = confirmed(Runs(at(70.0)))
+    assert (found.chosen, found.interrupted) == ((), True)
+    assert "no better than the script" in found.notes[-1]

@@ -1,6 +1,7 @@
 """Ctrl-C in any stage keeps what was measured and proven until then."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,19 +30,52 @@ def tuner(tmp_path: Path) -> _Tuner:
     return _Tuner(TuneRequest(job=job), "run", tmp_path, lambda *_: None)
 
 
+class Interrupted:
+    """A measurer that nobody waits for."""
+
+    def __init__(self, request: TuneRequest) -> None:
+        self.request = request
+
+    measure = interrupted
+
+
+def a_finder(*rungs: Rung, tried: dict[str, float] | None = None) -> Any:
+    trials = {words: SimpleNamespace(measured_speedup=gain) for words, gain in (tried or {}).items()}
+    return SimpleNamespace(ladder=rungs, conclusions=SimpleNamespace(trials=trials))
+
+
+BF16 = Rung(lever="bf16", step_ms=1.0, gain=1.5, speedup=1.5)
+
+
+@pytest.mark.parametrize(
+    ("finder", "speedup"),
+    [
+        (a_finder(BF16), 3.0),
+        # The guard took out what was on the other rung.
+        (a_finder(Rung(lever="channels-last", step_ms=2.0, gain=1.2, speedup=1.2), BF16), 3.0),
+        # The search had been ended, too.
+        (a_finder(tried={"bf16": 1.4}), 2.8),
+    ],
+)
 def test_a_plan_that_was_proven_is_kept_with_what_it_gave_by_turns(
-    tuner: _Tuner, monkeypatch: pytest.MonkeyPatch
+    tuner: _Tuner, finder: Any, speedup: float
 ) -> None:
-    monkeypatch.setattr(module, "confirm", interrupted)
+    tuner._measurer = Interrupted(tuner._request)  # type: ignore[assignment]
     as_written = pace_of(profile())
-    finder = type("Finder", (), {"ladder": (Rung(lever="bf16", step_ms=1.0, gain=1.5, speedup=1.5),)})
-    done = tuner._confirm(PLAN, as_written, None, finder)  # type: ignore[arg-type]
+    done = tuner._confirm(PLAN, as_written, None, finder)
     assert done.chosen == PLAN
     assert done.pace is not None
-    assert done.pace.samples_per_s == pytest.approx(3.0 * (as_written.samples_per_s or 0.0))
+    assert done.pace.samples_per_s == pytest.approx(speedup * (as_written.samples_per_s or 0.0))
     assert done.pace.peak_bytes is None
     assert "ended by Ctrl-C" in done.notes[0]
     assert tuner._interrupted
+
+
+def test_a_plan_of_which_nothing_was_timed_is_none(tuner: _Tuner) -> None:
+    tuner._measurer = Interrupted(tuner._request)  # type: ignore[assignment]
+    done = tuner._confirm(PLAN[1:], pace_of(profile()), None, a_finder())
+    assert (done.chosen, done.pace) == ((), None)
+    assert done.why == "ended by Ctrl-C"
 
 
 def test_the_size_stays_where_its_search_is_ended(tuner: _Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,5 +208,7 @@ def test_what_was_found_for_the_loader_is_taken_over(tmp_path: Path) -> None:
     assert earlier_loader(tmp_path, dataclasses.replace(JOB, device="another")) == (None, False)
     write_job(tmp_path, JOB, ())
     assert earlier_loader(tmp_path, JOB) == (None, True)
+    write_job(tmp_path, JOB, (), loader_is_done=False)
+    assert earlier_loader(tmp_path, JOB) == (None, False)
     (tmp_path / JOB_FILE).write_text("{}")
     assert earlier_loader(tmp_path, JOB) == (None, False)
