@@ -8,6 +8,7 @@ since: what is in them is what it was when they were started.
 import functools
 import importlib
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from flatout.inside.unchanged import checksum_of
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
+# References to an iterator that nobody else holds: the loader's, and that of whoever counts.
+_OURS = 2
 # How far and how wide a data set is looked into for tensors on a GPU.
 _DEEPEST, _FEW = 5, 4
 
@@ -95,8 +98,17 @@ class LoaderOverride:
         return unseen(__iter__)
 
     def _begin_pass(self, loader: Any, told: dict[str, Any]) -> None:
-        """Workers that live on must be what new ones would be."""
-        now = checksum_of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+        """Workers that live on must be what new ones would be.
+
+        A pass that somebody is still in the middle of goes on with the workers that it has. A stream may have
+        been read to its end by them: it always gets new ones.
+        """
+        now = None
+        if not _is_iterable(loader.dataset):
+            now = checksum_of(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+        if loader._iterator is not None and sys.getrefcount(loader._iterator) > _OURS:  # noqa: SLF001
+            loader._iterator = None  # noqa: SLF001
+            told["passes_with_new_workers"] = told.get("passes_with_new_workers", 0) + 1
         running = loader._iterator  # noqa: SLF001 - there is no public way
         if running is not None:
             is_same = now is not None and now == self._given.get(loader)

@@ -1,17 +1,21 @@
 """Whether a data set is still what its workers were given: a checksum of all that it holds.
 
-The checksum is of its pickle, made and thrown away piece by piece. What cannot be pickled is followed where
-it has parts (functions and what they close over, objects that hide some of their state), and else told by its
-identity: nobody sees into an open file. Where a look would take longer than starting workers anew does, there
-is none, and nothing is known.
+The checksum is of its pickle, made and thrown away piece by piece. The script's own functions count with what
+they close over and the globals that they name, its classes with what they hold: workers have their own copies
+of these, too. What cannot be pickled is followed where it has parts, and else told by its identity: nobody
+sees into an open file. Where a look would take longer than starting workers anew does, there is none, and
+nothing is known.
 """
 
 import hashlib
 import pickle
 import sys
 import time
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from flatout.levers.places import is_users_file
 
 _MOST_S = 0.25
 _MOST_BYTES = 256 << 20
@@ -63,13 +67,18 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if obj is _same:
             return NotImplemented
+        if isinstance(obj, type) and _is_users(obj.__module__):
+            return _same, (id(obj),), (obj.__bases__, _held_by_class(obj))
         if isinstance(obj, _BY_IDENTITY):
             return _same, (id(obj),)
         if isinstance(obj, FunctionType):
             cells = [_contents(cell) for cell in obj.__closure__ or ()]
-            return _same, (id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells)
-        if isinstance(obj, MethodType):
-            return _same, (obj.__func__, obj.__self__)
+            held = (obj.__defaults__, obj.__kwdefaults__, cells, _globals_of(obj))
+            return _same, (id(obj.__code__),), held
+        if isinstance(obj, property):
+            return _same, (id(obj),), (obj.fget, obj.fset)
+        if isinstance(obj, MethodType | staticmethod | classmethod):
+            return _same, (), (obj.__func__, getattr(obj, "__self__", None))
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             return _same, self._of_tensor(torch, obj)
@@ -89,7 +98,7 @@ class _Pickler(pickle.Pickler):
     def _of_object(self, obj: Any) -> Any:
         kind = type(obj)
         if _is_plain(kind):
-            return _same, (id(kind),), _all_of(obj)  # whatever it would hide of itself
+            return _same, (kind,), _all_of(obj)  # whatever it would hide of itself
         try:
             return obj.__reduce_ex__(_PROTOCOL)
         except Exception:  # noqa: BLE001 - a lock, a file, a connection
@@ -111,6 +120,40 @@ def _all_of(obj: Any) -> dict[str, Any]:
     slots = [name for kind in type(obj).__mro__ for name in vars(kind).get("__slots__", ())]
     held = {name: getattr(obj, name, None) for name in slots if not name.startswith("__")}
     return {**getattr(obj, "__dict__", {}), **held}
+
+
+def _is_users(module: str | None) -> bool:
+    """Whether a module is the script's own."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return isinstance(file, str) and is_users_file(file)
+
+
+def _held_by_class(kind: type) -> dict[str, Any]:
+    """Its methods and values, without what Python makes for every class."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if isinstance(value, FunctionType) or not name.startswith("__")
+    }
+
+
+def _globals_of(function: FunctionType) -> dict[str, Any]:
+    """What a function of the script's names outside of itself, also in modules of the script's."""
+    if not is_users_file(function.__code__.co_filename):
+        return {}
+    names = set(_names_in(function.__code__))
+    found = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    for module in [one for one in found.values() if isinstance(one, ModuleType) and _is_users(one.__name__)]:
+        inside = {f"{module.__name__}.{name}": vars(module)[name] for name in names & vars(module).keys()}
+        found |= dict(sorted(inside.items()))
+    return found
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
 
 
 def _contents(cell: Any) -> Any:

@@ -35,6 +35,19 @@ class Shards(IterableDataset[int]):
         yield from range(info.id if info else 0, 4, info.num_workers if info else 1)
 
 
+class OnceOnly(IterableDataset[int]):
+    """Can be read once by each worker."""
+
+    def __init__(self) -> None:
+        self.open: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self.open is None:
+            torch.utils.data.get_worker_info()
+            self.open = iter(range(4))
+        yield from self.open
+
+
 class OnGpu(Dataset[Tensor]):
     """Holds what looks like a tensor on a GPU."""
 
@@ -144,11 +157,36 @@ def test_workers_see_what_the_script_changed_between_passes(install: Install) ->
     seen, iterators = [], []
     for data_set.epoch in (0, 1, 1, 2):
         seen.append([batch.tolist()[0] for batch in loader])
-        iterators.append(loader._iterator)
+        assert loader._iterator is not None
+        iterators.append(loader._iterator._workers[0].pid)  # type: ignore[attr-defined]
     assert seen == [[0.0], [100.0], [100.0], [200.0]]
-    assert [one is other for one, other in itertools.pairwise(iterators)] == [False, True, False]
+    assert [one == other for one, other in itertools.pairwise(iterators)] == [False, True, False]
     told = session.facts["loader_overrides"][0]
     assert (told["passes_with_kept_workers"], told["passes_with_new_workers"]) == (1, 2)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_pass_within_a_pass_leaves_the_other_alone(install: Install, *, changes: bool) -> None:
+    session = install(num_workers=1, persistent_workers=True)
+    data_set = Curriculum()
+    loader = DataLoader(data_set, batch_size=2)
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            seen.append(batch.tolist()[0] % 100)
+            if len(seen) == 2:
+                data_set.epoch += changes
+                assert next(iter(loader)).tolist()[0] == 100.0 * data_set.epoch
+        assert seen == [0.0, 2.0, 4.0]
+    told = session.facts["loader_overrides"][0]
+    assert told.get("passes_with_kept_workers", 0) <= 1
+
+
+def test_a_stream_gets_new_workers_for_every_pass(install: Install) -> None:
+    session = install(num_workers=1, persistent_workers=True)
+    loader = DataLoader(OnceOnly(), batch_size=None)
+    assert [list(loader) for _ in range(2)] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert session.facts["loader_overrides"][0]["passes_with_new_workers"] == 1
 
 
 def test_workers_that_the_script_keeps_are_left_to_it(install: Install) -> None:

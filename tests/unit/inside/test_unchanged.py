@@ -2,10 +2,12 @@
 
 import functools
 import random
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -103,6 +105,63 @@ def test_what_a_function_closes_over_counts() -> None:
     assert checksum_of(one) == before
     strength = 2
     assert checksum_of(one) not in (None, before)
+
+
+LONGEST = 3
+
+
+class Crops(Plain):
+    size = 32
+
+    def __getitem__(self, _: int) -> int:
+        return min(LONGEST, settings.longest, self.size)
+
+    @property
+    def area(self) -> int:
+        return AREAS[self.size]
+
+
+AREAS = {32: 1024}
+settings = ModuleType("settings")
+
+
+def shorten(batch: list[int]) -> list[int]:
+    return [batch[place] for place in range(LONGEST)]
+
+
+@pytest.fixture
+def a_module_of_the_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings.__file__ = str(tmp_path / "settings.py")
+    settings.longest = 4  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "settings", settings)
+
+
+@pytest.mark.usefixtures("a_module_of_the_scripts")
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (sys.modules[__name__], "LONGEST", 9),
+        (Crops, "size", 64),
+        (AREAS, 32, 1),
+        (settings, "longest", 5),
+    ],
+)
+def test_what_its_methods_name_outside_of_it_counts(
+    owner: Any, name: Any, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Crops()
+    before = checksum_of(one, None)
+    assert before is not None
+    assert checksum_of(one, None) == before
+    (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, name, value)
+    assert checksum_of(one, None) not in (None, before)
+
+
+def test_what_a_function_names_outside_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = checksum_of(shorten)
+    assert checksum_of(shorten) == before
+    monkeypatch.setattr(sys.modules[__name__], "LONGEST", 9)
+    assert checksum_of(shorten) not in (None, before)
 
 
 def test_what_cannot_be_pickled_is_told_by_what_it_is() -> None:
