@@ -1,5 +1,6 @@
 """The house and its papers agree: rooms, public names, README, results."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -57,3 +58,33 @@ def test_every_result_file_says_when_where_and_with_what() -> None:
 def test_no_two_tests_have_the_same_name() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names)), "pytest tells files apart by their names alone"
+
+
+# What torch.set_default_device moves. `as_tensor` is left out: a tensor stays what it is.
+MAKERS = {
+    *("arange", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint", "randn"),
+    *("randperm", "scalar_tensor", "tensor", "zeros"),
+}
+IN_THE_USERS_PROCESS = ("inside", "levers", "entry", "runtime", "memory", "infer", "integrations", "monitor")
+
+
+def test_tensors_of_ours_say_where_they_are() -> None:
+    """A script may call torch.set_default_device: what we hold on the host must not land on its GPU."""
+    without = []
+    for room in IN_THE_USERS_PROCESS:
+        for file in sorted((ROOT / "src/flatout" / room).rglob("*.py")):
+            for call in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(call, ast.Call) or not _makes_a_tensor(call.func):
+                    continue
+                # None: as many as are in a dictionary.
+                if not {None, "device"} & {keyword.arg for keyword in call.keywords}:
+                    without.append(f"{file.relative_to(ROOT)}: {ast.unparse(call)}")
+    # Drawn as torch's own DataLoader draws it.
+    assert without == ["src/flatout/inside/overrides.py: torch.empty((), dtype=torch.int64)"]
+
+
+def _makes_a_tensor(function: ast.expr) -> bool:
+    if not isinstance(function, ast.Attribute) or function.attr not in MAKERS:
+        return False
+    owner = function.value
+    return (owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")) in ("torch", "_torch")

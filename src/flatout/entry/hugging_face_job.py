@@ -21,7 +21,7 @@ def main(config_path: str, use: str, batch: str, context: str) -> None:
     kept = torch.float32 if use == "training" else low if isinstance(low, torch.dtype) else torch.bfloat16
     kind: Any = AutoModelForCausalLM
     model = kind.from_config(config, dtype=kept).to("cuda")
-    tokens = torch.ones(int(batch), int(context), dtype=torch.long)
+    tokens = torch.ones(int(batch), int(context), dtype=torch.long, device="cpu")
     if use == "inference":
         _read(torch, model.eval(), tokens)
     if use == "lora":

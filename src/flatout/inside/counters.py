@@ -96,7 +96,7 @@ class MallocMemory:
         self._call = ctypes.CDLL(None).mallinfo2
         self._call.restype = _Mallinfo
         before = self.read()
-        kept = torch.empty(_TRIED_BYTES, dtype=torch.uint8)
+        kept = torch.empty(_TRIED_BYTES, dtype=torch.uint8, device="cpu")
         if self.read() - before < kept.numel():
             raise OSError("tensors come from another allocator")
 

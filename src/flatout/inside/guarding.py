@@ -51,10 +51,11 @@ class Guarding:
             for number, parameter in enumerate(root.parameters()):
                 if parameter.requires_grad and parameter.is_floating_point():
                     generator = torch.Generator().manual_seed(7919 * which + number)
-                    signs = torch.randint(0, 2, (parameter.numel(),), generator=generator, dtype=torch.int8)
+                    own = {"generator": generator, "device": "cpu"}
+                    signs = torch.randint(0, 2, (parameter.numel(),), dtype=torch.int8, **own)
                     step = float(torch.finfo(parameter.dtype).eps)
                     if by < step:  # or rounding would undo it: some values go to the next that there is
-                        few = torch.rand(parameter.numel(), generator=generator) < by / step
+                        few = torch.rand(parameter.numel(), **own) < by / step
                         change = (signs * 2 - 1) * few
                         change = change.to(parameter.device).view(parameter.shape)
                         parameter.copy_(parameter.float() * (1 + _TO_THE_NEXT * step * change))
@@ -166,10 +167,10 @@ class Guarding:
         if known is None or known[1].numel() < rows:
             torch = self._session.torch
             generator = torch.Generator().manual_seed(1)
-            columns = torch.randint(0, 2, (_COLUMNS,), generator=generator).double() * 2 - 1
+            columns = torch.randint(0, 2, (_COLUMNS,), generator=generator, device="cpu").double() * 2 - 1
             generator.manual_seed(2)
             count = max(rows, 1 << 16)
-            of_rows = torch.randint(0, 2, (count,), generator=generator).float() * 2 - 1
+            of_rows = torch.randint(0, 2, (count,), generator=generator, device="cpu").float() * 2 - 1
             known = self._signs[device] = (columns.to(device), of_rows.to(device))
         return known
 

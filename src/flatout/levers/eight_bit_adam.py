@@ -63,11 +63,13 @@ class EightBitAdam:
     def _updated(self, parameter: Any, group: dict[str, Any]) -> bool:
         torch, state = self._torch, self._optimizer.state[parameter]
         try:
-            step = state["step"] + 1 if state else torch.ones((), dtype=torch.float32)
+            step = state["step"] + 1 if state else torch.ones((), dtype=torch.float32, device="cpu")
             low = {
                 name: self._lowered(parameter, state.get(name), signed) for name, signed in _SIGNED.items()
             }
-            lr = group["lr"] if isinstance(group["lr"], torch.Tensor) else torch.tensor(float(group["lr"]))
+            lr = group["lr"]
+            if not isinstance(lr, torch.Tensor):
+                lr = torch.tensor(float(lr), device="cpu")
             with torch._dynamo.utils.disable_cache_limit():  # noqa: SLF001 - as many shapes as the model has
                 self._update(
                     parameter.detach(),

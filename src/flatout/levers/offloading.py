@@ -103,6 +103,7 @@ class Away:
             tensor.size(),
             tensor.stride(),
             dtype=tensor.dtype,
+            device="cpu",
             # Only from and to such memory copies run beside what is computed.
             pin_memory=tensor.device.type == "cuda",
         )

@@ -18,9 +18,9 @@ class RowCache(Cache):
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         # Where each row writes next, and the places that are looked at: as many as the first `seen` numbers.
-        self.at = torch.zeros(0, dtype=torch.long)
-        self.places = torch.zeros(0, dtype=torch.long)
-        self._each = torch.zeros(0, dtype=torch.long)
+        self.at = torch.zeros(0, dtype=torch.long, device="cpu")
+        self.places = torch.zeros(0, dtype=torch.long, device="cpu")
+        self._each = torch.zeros(0, dtype=torch.long, device="cpu")
         # While a prompt is read, the row that it goes to.
         self._row: int | None = None
 

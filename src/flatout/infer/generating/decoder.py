@@ -85,7 +85,8 @@ class Decoder:
             self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
             self.top_k[row] = sampling.top_k
             self.stops[row] = NOTHING
-            self.stops[row, : len(stops)] = torch.tensor(list(stops)[:MOST_STOPS], dtype=torch.long)
+            known = torch.tensor(list(stops)[:MOST_STOPS], dtype=torch.long, device="cpu")
+            self.stops[row, : len(stops)] = known
             self.cache.at[row] = count
             own = slice(row, row + 1)
             if sampling.kind != "greedy":

@@ -168,7 +168,7 @@ class Generator:
         """Let what was emitted travel to the host."""
         emitted, ready = self.decoder.emitted, None
         if emitted.is_cuda:
-            here = torch.empty(emitted.shape, dtype=emitted.dtype, pin_memory=True)
+            here = torch.empty(emitted.shape, dtype=emitted.dtype, device="cpu", pin_memory=True)
             here.copy_(emitted, non_blocking=True)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(torch.cuda.current_stream(emitted.device))

@@ -83,7 +83,8 @@ def _both(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     device = next(model.parameters()).device
     count = _PROMPT + _STEPS
     words = model.config.get_text_config().vocab_size
-    tokens = torch.randint(0, words, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, words, (count,), generator=generator, device="cpu").tolist()
     own = model(torch.tensor([tokens], device=device)).logits[0, _PROMPT:].float()
     decoder = Decoder(model, 2, count + 1, compiled=False)
     for row, length in ((0, 2), (1, _PROMPT)):

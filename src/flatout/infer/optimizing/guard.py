@@ -178,12 +178,12 @@ def _perturbed(example: Arguments, seed: int) -> Arguments:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         if tensor.is_floating_point():
-            factors = 1 + _PERTURBATION * torch.randn(tensor.shape, generator=generator)
+            factors = 1 + _PERTURBATION * torch.randn(tensor.shape, generator=generator, device="cpu")
             return tensor * factors.to(tensor.device, tensor.dtype)
         if tensor.dtype == torch.bool or tensor.numel() < 2 or int(tensor.max()) <= 1:
             return tensor
-        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-        return tensor.flatten()[order].view(tensor.shape)
+        order = torch.randperm(tensor.numel(), generator=generator, device="cpu")
+        return tensor.flatten()[order.to(tensor.device)].view(tensor.shape)
 
     return example.mapped(moved)
 

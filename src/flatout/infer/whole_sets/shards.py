@@ -114,7 +114,7 @@ def read_shard(folder: Path, shard: Shard, index: OutputIndex) -> dict[str, torc
         start, end = place["data_offsets"]
         dtype = getattr(torch, DTYPES[place["dtype"]][0])
         if end == start:
-            found[name] = torch.empty(place["shape"], dtype=dtype)
+            found[name] = torch.empty(place["shape"], dtype=dtype, device="cpu")
             continue
         if len(data) < 8 + length + end:
             raise CorruptFile(path, "it is shorter than its header says", remedy=_REMEDY)

@@ -89,7 +89,7 @@ class Writer:
         here: dict[str, torch.Tensor] = {}
         with torch.cuda.stream(self._stream):
             for name, one in tensors.items():
-                here[name] = torch.empty(one.shape, dtype=one.dtype, pin_memory=True)
+                here[name] = torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=True)
                 here[name].copy_(one, non_blocking=True)
                 one.record_stream(self._stream)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -83,7 +83,7 @@ class Sharded:
                 continue
             piece = read()
             if found is None:
-                found = torch.empty(wanted.shape, dtype=piece.dtype)
+                found = torch.empty(wanted.shape, dtype=piece.dtype, device=piece.device)
             if overlap is not None:
                 there, here = overlap
                 found[here] = piece[there]

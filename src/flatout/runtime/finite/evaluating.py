@@ -58,7 +58,7 @@ class Evaluated:
 
     def answer(self) -> Answer:
         """For the ledger; an optimizer that never evaluated has changed nothing."""
-        flag = self._torch.zeros(()) if self._flag is None else self._flag
+        flag = self._torch.zeros((), device="cpu") if self._flag is None else self._flag
         return Answer(self._torch, flag, self._loss, None, self._found)
 
     def end(self) -> None:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.runtime.finite.gradients import are_finite, plain_values
-from flatout.runtime.finite.snapshot import Training, norms_of, numbers_in
+from flatout.runtime.finite.snapshot import Path, Training, norms_of, numbers_in
 
 # After so many times, values that are no numbers are what a buffer is meant to hold.
 _REPAIRS = 3
@@ -32,10 +32,21 @@ class FirstSeen:
         self._meant: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._known: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._repairs = 0
+        # Places of optimizers' states that were looked at, and those that held what is no number at first.
+        self._known_states: set[Path] = set()
+        self._unbounded: set[Path] = set()
 
     def meant_to_be_finite(self, tensors: Sequence[Any]) -> list[Any]:
         """Without those that were not from the start."""
         return [one for one in tensors if self._first_look(one).was_finite]
+
+    def states_meant_to_be_finite(self, states: Mapping[Path, Any]) -> list[Any]:
+        """Likewise, by their places: an optimizer may begin with the largest or smallest number there is."""
+        new = {path: one for path, one in states.items() if path not in self._known_states}
+        self._known_states.update(new)
+        if bool(are_finite(self._torch, list(new.values()))):
+            self._unbounded.update(path for path, one in new.items() if bool(are_finite(self._torch, [one])))
+        return [one for path, one in states.items() if path not in self._unbounded]
 
     def changing(self, training: Training) -> list[Any]:
         """Parameters that no optimizer has, and that change all the same."""

@@ -92,7 +92,7 @@ class GoodStates:
         elif is_lost:
             return "lost"
         elif are_buffers_lost:
-            return self._repair()
+            return self._repair(training)
         elif lacks_one:
             needed = memory_size(look.needed_bytes)
             self._give_up(f"the host has no room for a copy of the training ({needed})")
@@ -123,14 +123,16 @@ class GoodStates:
         torch = self._torch
         changing = self._first_seen.changing(training)
         values, states = [*training.held(), *changing], training.states(torch)
-        needed = bytes_of([*values, *states, *training.buffers().values()])
+        needed = bytes_of([*values, *states.values(), *training.buffers().values()])
+        first_seen = self._first_seen
+        meant = [*first_seen.meant_to_be_finite(values), *first_seen.states_meant_to_be_finite(states)]
         oldest = self._kept[0] if self._kept else None
         spare = oldest if len(self._kept) >= self._most else self._spare
         return _Look(
             changing=changing,
             needed_bytes=needed,
-            is_lost=bool(are_finite(torch, [*self._first_seen.meant_to_be_finite(values), *states])),
-            are_buffers_lost=self._first_seen.has_spoiled_buffers(training),
+            is_lost=bool(are_finite(torch, meant)),
+            are_buffers_lost=first_seen.has_spoiled_buffers(training),
             lacks_two=_lacks_room(needed, spare),
             lacks_one=_lacks_room(needed, oldest or spare),
         )
@@ -147,12 +149,14 @@ class GoodStates:
         self._kept.append(taken)
         self._next = made + int(wanted)
 
-    def _repair(self) -> Seen:
+    def _repair(self, training: Training) -> Seen:
         """A batch norm's statistics after a bad batch, while all else is well."""
         self._first_seen.count_repair()
-        if self._kept:
-            self._kept[-1].put_back_buffers()
-        return "repaired"
+        _, problem = _tried(self._kept[-1].put_back_buffers) if self._kept else (None, "there is no copy yet")
+        [has_failed] = self._agreed([float(bool(problem))], training)
+        if has_failed:
+            self._give_up(problem)
+        return "sound" if has_failed else "repaired"
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem or "it did not work on another rank"
@@ -161,7 +165,8 @@ class GoodStates:
     def _agreed(self, flags: list[float], training: Training) -> list[float]:
         held = training.held()
         device = held[0].device if held else "cpu"
-        found: list[float] = agree(self._torch, self._torch.tensor(flags, device=device)).tolist()
+        told = self._torch.tensor(flags, dtype=self._torch.float32, device=device)
+        found: list[float] = agree(self._torch, told).tolist()
         return found
 
     def _until_next(self, began: float, made: int) -> float:

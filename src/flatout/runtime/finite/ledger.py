@@ -48,7 +48,8 @@ class Answer:
         packed = torch.cat([*(_as_one(torch, one, flag.device) for one in given), *marks])
         self._event: Any = None
         if packed.device.type == "cuda":
-            self._numbers = torch.empty(packed.shape, dtype=torch.float32, pin_memory=True)
+            here = {"device": "cpu", "pin_memory": True}
+            self._numbers = torch.empty(packed.shape, dtype=torch.float32, **here)
             self._numbers.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(packed.device))

@@ -47,12 +47,15 @@ class Training:
                 found.setdefault(id(one), ((model, name), one))
         return dict(found.values())
 
-    def states(self, torch: Any) -> list[Any]:
-        """The tensors of the optimizers' states."""
-        for _, optimizer in self.optimizers:
+    def states(self, torch: Any) -> dict[Path, Any]:
+        """The tensors of the optimizers' states, by where they are: some are made anew in every update."""
+        found: dict[Path, Any] = {}
+        for ledger, optimizer in self.optimizers:
             wait_for_states(optimizer)
-        states = [state for _, optimizer in self.optimizers for state in optimizer.state.values()]
-        return list(_tensors_in(torch, states))
+            for key, state in optimizer.state.items():
+                place = (id(ledger), id(key) if isinstance(key, torch.Tensor) else key)
+                found.update(_tensors_in(torch, state, place))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +119,7 @@ class Snapshot:
         """The buffers alone, whatever tensor has their name now."""
         with self._torch.no_grad():
             for reference, name, kept in self._buffers:
-                model = reference()
-                path, _, last = name.rpartition(".")
-                owner = model.get_submodule(path) if model is not None else None
+                owner, last = _owner_of(reference(), name)
                 if owner is not None and last in owner._buffers:  # noqa: SLF001
                     owner._buffers[last] = self._again(owner._buffers[last], kept)  # noqa: SLF001
 
@@ -151,7 +152,7 @@ class Snapshot:
         if values.layout != torch.strided:
             return values.detach().cpu().clone()
         if into is None or into.shape != values.shape or into.dtype != values.dtype:
-            into = torch.empty(values.shape, dtype=values.dtype)
+            into = torch.empty(values.shape, dtype=values.dtype, device="cpu")
         return into.copy_(values)
 
     # Back
@@ -199,6 +200,15 @@ class Snapshot:
         return isinstance(value, self._torch.Tensor)
 
 
+def _owner_of(model: Any, name: str) -> tuple[Any, str]:
+    """The module that has a buffer of this name; None where the script has taken it out."""
+    path, _, last = name.rpartition(".")
+    try:
+        return (model.get_submodule(path) if model is not None else None), last
+    except AttributeError:
+        return None, last
+
+
 def own_values(tensor: Any) -> Any:
     """This rank's part, outside of any graph, each number once."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -240,12 +250,12 @@ def _fits(now: Any, kept: Any) -> bool:
     return bool(values.shape == kept.shape and values.dtype == kept.dtype and values.layout == kept.layout)
 
 
-def _tensors_in(torch: Any, value: Any) -> Iterator[Any]:
+def _tensors_in(torch: Any, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, torch.Tensor):
-        yield value
+        yield path, value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(torch, one)
+        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors_in(torch, one, (*path, name))
 
 
 def _numbers_of(optimizer: Any) -> list[dict[str, float]]:

@@ -100,7 +100,8 @@ def _made_up(block: Any, device: Any) -> tuple[Any, ...]:
     width = next((one.in_features for one in block.modules() if isinstance(one, torch.nn.Linear)), 1)
     dtype = next(one.dtype for one in block.parameters())
     generator = torch.Generator().manual_seed(0)
-    return (torch.randn(_SAMPLES, _LENGTH, width, generator=generator).to(device, dtype),)
+    drawn = torch.randn(_SAMPLES, _LENGTH, width, generator=generator, device="cpu")
+    return (drawn.to(device, dtype),)
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def _noise(like: Any) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)
+    return torch.randn(like.shape, generator=generator, device="cpu").to(like.device, like.dtype)
 
 
 def _whole(value: Any) -> Any:

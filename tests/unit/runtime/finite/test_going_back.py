@@ -148,6 +148,57 @@ def test_what_was_never_finite_or_becomes_infinite_by_design_ends_no_job(watched
     assert (watched.counts()["made"], watched.counts()["rollbacks"]) == (30, 0)
 
 
+def test_a_module_that_the_script_took_out_has_no_buffers_to_put_back(
+    watched: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear, self.head = nn.BatchNorm1d(4), nn.Linear(4, 1), nn.BatchNorm1d(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.norm(x))  # type: ignore[no-any-return]
+
+    model = Two()
+    optimizer = torch.optim.SGD([*model.norm.parameters(), *model.linear.parameters()], lr=0.01)
+    train(model, optimizer, range(3))
+    del model.head
+    assert model.norm.running_mean is not None
+    model.norm.running_mean.fill_(NAN)
+    train(model, optimizer, range(3, 9))
+    assert bool(model.norm.running_mean.isfinite().all())
+    assert "they are as they were before" in capsys.readouterr().err
+
+
+def test_states_that_hold_infinities_from_the_start_are_no_trouble(watched: Watched) -> None:
+    class Smallest(torch.optim.SGD):
+        """Keeps the smallest norm of a gradient so far."""
+
+        def step(self, closure: Any = None) -> Any:
+            for one in self.param_groups[0]["params"]:
+                self.state[one].setdefault("smallest", torch.full((), torch.inf))
+            return super().step(closure)
+
+    model, _ = network()
+    train(model, Smallest(model.parameters(), lr=0.01), range(20))
+    assert (watched.counts()["made"], watched.counts()["rollbacks"]) == (20, 0)
+
+
+def test_copies_lie_on_the_host_in_any_default_of_the_scripts() -> None:
+    model, optimizer = network()
+    train(model, optimizer, range(1))
+    training = Training([model], [(Ledger(), optimizer)])
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float16)
+    try:
+        taken = Snapshot(torch, training, (), None)
+        assert GoodStates(torch)._agreed([1e6], training) == [1e6]
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert {one.device.type for one in taken.tensors.values()} == {"cpu"}
+
+
 def test_a_buffer_that_is_made_anew_every_step_goes_back_by_its_name(watched: Watched) -> None:
     model, optimizer = network()
     model.register_buffer("mean", torch.zeros(()))
