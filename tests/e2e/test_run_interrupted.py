@@ -64,6 +64,15 @@ SAVES_LONG = CHILDREN + (
     '    note("main")\n'
     "    time.sleep(600)\n"
 )
+SAVES_AND_ENDS = """
+import time
+try:
+    note("main")
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(2)
+    note("saved")
+"""
 # Takes the terminal that it is given as its own, as a login does.
 LOGIN = """
 import fcntl, os, sys, termios
@@ -189,6 +198,16 @@ def test_a_sigint_that_no_terminal_sent_reaches_the_job(folder: Path, tmp_path: 
     os.kill(job.pid, signal.SIGINT)
     until(lambda: not lives(job.pid), "the end of flatout run")
     assert "KeyboardInterrupt" in job.output, "it reached the script"
+    until(lambda: at_work_in(folder) == [], "the end of everybody")
+
+
+def test_what_all_processes_are_sent_reaches_the_job_once(folder: Path, tmp_path: Path) -> None:
+    """As a notebook interrupts, or a scheduler: a second one would end what the script saves."""
+    (folder / "train.py").write_text(NOTE + SAVES_AND_ENDS)
+    job = Detached(folder, *RUN, FLATOUT_CACHE_DIR=str(tmp_path / "cache"))
+    noted(folder, "main")
+    os.killpg(job.pid, signal.SIGINT)
+    noted(folder, "saved")
     until(lambda: at_work_in(folder) == [], "the end of everybody")
 
 

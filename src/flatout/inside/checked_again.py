@@ -32,6 +32,8 @@ class CheckedAgain:
 
     def __init__(self, session: "Session", roots: list[Any], optimizers: list[Any], device: Any) -> None:
         torch = session.torch
+        # A script may try its model out first: levers of optimizers are told when one is made.
+        self._lacks_optimizers = not optimizers
         habits = HabitsTap(session).describe(roots, optimizers)
         if torch.is_autocast_enabled(device.type):
             habits["autocast"] = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
@@ -46,4 +48,6 @@ class CheckedAgain:
 
     def refusal(self, kind: type[Lever]) -> str:
         """Why the lever does not hold here; empty where it does."""
-        return "" if kind.id in _LATER else kind.check(self._job)
+        if kind.id in _LATER or (self._lacks_optimizers and kind.on_optimizer is not Lever.on_optimizer):
+            return ""
+        return kind.check(self._job)

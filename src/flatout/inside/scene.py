@@ -37,6 +37,8 @@ class Scene:
         self._as_written: dict[int, Call] = {}
         self._composed: dict[tuple[int, tuple[str, ...]], Call] = {}
         self._dropped: set[str] = set()
+        # Of these, the keys and names of what did not suit the roots that were known then.
+        self._not_here: dict[str, str] = {}
         self._checked_again: CheckedAgain | None = None
         self._wanted: Wanted = session.order.levers
         self._begun = False
@@ -108,22 +110,32 @@ class Scene:
             self.device = next((parameter.device for parameter in root.parameters()), None)
         if not self._begun:
             self._begun = True
-            self._look_around()
+            self._look_around(self._wanted)
             self.switch(self._wanted)
         else:  # what changes the roots themselves must know of this one too
             wanted = self._wanted
             self.switch([])
+            self._ask_again()
+            self._look_around(wanted)
             self.switch(wanted)
 
-    def _look_around(self) -> None:
-        """Before anything of ours is on; a look that fails leaves it to the levers themselves."""
-        if self._wanted and self._session.order.check_levers:
+    def _look_around(self, wanted: Wanted) -> None:
+        """While nothing of ours is on; a look that fails leaves it to the levers themselves."""
+        self._checked_again = None
+        if wanted and self._session.order.check_levers:
             try:
                 found = CheckedAgain(self._session, self._roots, self.optimizers(), self.device)
             except Exception as error:  # noqa: BLE001 - a look may fail alone
                 self._session.fail("checking levers", error)
             else:
                 self._checked_again = found
+
+    def _ask_again(self) -> None:
+        """What was missing in one root may be in another."""
+        for key, lever in self._not_here.items():
+            self._dropped.discard(key)
+            self._session.facts["levers"][lever].pop("dropped", None)
+        self._not_here.clear()
 
     def switch(self, wanted: Wanted) -> None:
         """Between two steps: exactly these levers are on from here on."""
@@ -164,6 +176,7 @@ class Scene:
         refusal = self._checked_again.refusal(kind) if self._checked_again is not None else ""
         if refusal:
             self._drop(key, kind.id, refusal)
+            self._not_here[key] = kind.id
             return
         lever = self._made.get(key)
         if lever is None:

@@ -1,9 +1,8 @@
 """torch.compile around the model's call."""
 
-import importlib
 from typing import Any
 
-from flatout.levers.accumulation import Accumulation
+from flatout.levers.accumulation import Accumulation, Updates
 from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
@@ -88,23 +87,22 @@ class Compile(Lever):
         super().__init__(scene, settings)
         self._compiled_loss: Call | None = None
         self._accumulations: list[Accumulation] = []
-        self._updates: Any = None
+        self._updates: Updates | None = None
 
     def apply(self) -> None:
         """Stand around the loss; the model's call is compiled when it comes."""
         loss_function(self.scene.torch).put(self.id, self.layer, self._around_the_loss)
         if self.settings.get("mode") in WITH_GRAPHS:
-            optimizers: Any = importlib.import_module("torch.optim.optimizer")
-            self._updates = optimizers.register_optimizer_step_post_hook(self._updated)
+            self._updates = Updates(self.scene.torch, self._updated)
 
     def undo(self) -> None:
         """Leave the loss alone."""
         loss_function(self.scene.torch).take(self.id)
         if self._updates is not None:
-            self._updates.remove()
+            self._updates.end()
             self._updated()  # what comes until it is on again is not seen
 
-    def _updated(self, *_: Any) -> None:
+    def _updated(self) -> None:
         for one in self._accumulations:
             one.updated()
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -21,11 +20,12 @@ from flatout.runtime.alarms import told
 from flatout.runtime.aside import start_aside
 from flatout.runtime.command import JobCommand
 from flatout.runtime.environment import watched_environment
+from flatout.runtime.group_signals import Lookout
 from flatout.runtime.hanging.watching import hangs_told
 from flatout.runtime.left_workers import end_all_of, end_workers_left_by
 
-# These reach the job through us; Ctrl-C reaches it through the terminal, as it would without us.
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# These reach the job through us, where they were sent to us alone.
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 _ASKING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
 _LOOK_S = 0.5
 
@@ -155,7 +155,8 @@ def _told(code: int, stopped: Path) -> int:
 class _PassedOn:
     """Signals for the job; those that come before it is there wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
         # The last one that asks a job to end, and when the first came.
@@ -164,8 +165,8 @@ class _PassedOn:
 
     def begin(self, child: "subprocess.Popen[bytes]") -> None:
         self._child = child
-        for number in self._early:
-            self(number, None)
+        for number in self._early:  # the job was not there when they came, to us or to all
+            child.send_signal(number)
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if number in _ASKING:
@@ -174,35 +175,23 @@ class _PassedOn:
         if self._child is None:
             self._early.append(number)
             return
-        if number == signal.SIGINT and _is_in_front():
-            return  # the terminal sends it to the job as well: what follows is the job's to say
+        # A terminal that goes away tells its leader alone, and at once the job cannot print any more.
+        if number != signal.SIGHUP and self._lookout.saw_it():
+            return  # the job has it as well: what follows is the job's to say
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(number)
 
 
-def _is_in_front() -> bool:
-    """Whether a Ctrl-C of the terminal reaches the job too; a supervisor tells nobody but us."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[_PassedOn]:
-    pass_on = _PassedOn()
+    lookout = Lookout()
+    pass_on = _PassedOn(lookout)
     # What is ignored stays so, for us and for the job: nohup wants that, and scripts of `flatout launch`.
-    all_of_them = (*_PASSED_ON, signal.SIGINT)
-    heard = [number for number in all_of_them if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
     found = {number: signal.signal(number, pass_on) for number in heard}
     try:
         yield pass_on
     finally:
         for number, handler in found.items():
             signal.signal(number, handler)
+        lookout.end()

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.levers.accumulation import Accumulation  # noqa: E402
+from flatout.levers.accumulation import Accumulation, Updates  # noqa: E402
 from flatout.levers.lever import Broken  # noqa: E402
 
 
@@ -71,3 +71,21 @@ def test_an_update_that_was_left_out_is_none() -> None:
     loop.loss().backward()
     loop.optimizer.zero_grad()
     loop.loss().backward()
+
+
+def test_an_update_that_a_scaler_leaves_out_is_over_all_the_same() -> None:
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    as_found = torch.amp.GradScaler.step
+    updates = Updates(torch, loop.call.updated)
+    skipped = 0
+    for _ in range(4):
+        loss = loop.call(100 * torch.ones(2, 3)).square().sum()
+        loop.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        skipped += scaler.get_scale() < scale
+    updates.end()
+    assert skipped > 1
+    assert torch.amp.GradScaler.step is as_found

@@ -126,15 +126,16 @@ def hangs_told(
 def read_heartbeats(folder: Path, where: str = RANKS_FOLDER) -> list[Heartbeat]:
     """Of all ranks that have made an update, by rank; of its processes, the one that made the last.
 
-    Of those that are starting, the first: others are its helpers.
+    Of those that are starting, the first that lives: others are its helpers.
     """
+    is_starting = where == STARTING_FOLDER
     newest: dict[int, Heartbeat] = {}
     for path in (folder / where).glob(f"*/{HEARTBEAT_FILE}"):
         beat = read_heartbeat(path)
-        if beat is None or not (beat.updates or where == STARTING_FOLDER):
+        if beat is None or not (beat.updates or (is_starting and _living([beat])[0])):
             continue
         had = newest.get(beat.rank)
-        is_better = had is None or (had.updated_s > beat.updated_s) == (where == STARTING_FOLDER)
+        is_better = had is None or (had.updated_s > beat.updated_s) == is_starting
         if is_better:
             newest[beat.rank] = beat
     return [newest[rank] for rank in sorted(newest)]

@@ -1,0 +1,71 @@
+"""Levers of a plan are judged by what the script turns out to have, whenever that shows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.inside.session import Session
+from flatout.records.session import Order
+
+
+@pytest.fixture
+def under(tmp_path: Path) -> Iterator[Any]:
+    made: list[Session] = []
+
+    def arm(*levers: str) -> Session:
+        wanted = tuple({"id": lever} for lever in levers)
+        made.append(Session(torch, Order(folder=str(tmp_path), levers=wanted, check_levers=True)))
+        made[-1].arm()
+        return made[-1]
+
+    yield arm
+    for session in made:
+        session.finish()
+        session.disarm()
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def encoder() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 192), nn.Unflatten(1, (3, 8, 8)))
+
+
+def decoder() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten())
+
+
+def test_what_one_root_lacks_may_be_in_another(under: Any) -> None:
+    session = under("channels-last")
+    first, second = encoder(), decoder()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    for _ in range(3):
+        update(optimizer, second(first(torch.randn(4, 8))).pow(2).mean())
+    assert session.facts["levers"]["channels-last"] == {"applied": True}
+
+
+def test_what_no_root_has_is_dropped_with_the_reason(under: Any) -> None:
+    session = under("channels-last")
+    first, second = encoder(), nn.Flatten()
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    for _ in range(3):
+        update(optimizer, second(first(torch.randn(4, 8))).pow(2).mean())
+    assert "convolution" in session.facts["levers"]["channels-last"]["dropped"]
+
+
+def test_an_optimizer_may_come_after_the_models_first_call(under: Any) -> None:
+    session = under("fused-optimizer")
+    model = decoder()
+    model(torch.zeros(1, 3, 8, 8))  # to see how wide a head must be
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        update(optimizer, model(torch.randn(4, 3, 8, 8)).pow(2).mean())
+    assert session.facts["levers"]["fused-optimizer"] == {"applied": True}
+    assert optimizer.param_groups[0]["fused"]
