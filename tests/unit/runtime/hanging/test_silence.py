@@ -97,6 +97,14 @@ def test_a_process_that_is_gone_does_not_count_while_the_job_goes_on_elsewhere(
     assert told[0].silent_s < 100
 
 
+def test_of_those_that_are_starting_one_that_has_ended_does_not_stand_for_its_rank(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    leave_a_beat(tmp_path, 0, gone.pid, 0, ago_s=100, where="starting")
+    leave_a_beat(tmp_path, 0, os.getpid(), 0, ago_s=50, where="starting")
+    assert [one.pid for one in read_heartbeats(tmp_path, "starting")] == [os.getpid()]
+
+
 @pytest.mark.parametrize("has_loaded_torch", [True, False])
 def test_a_start_without_an_update_is_told_once_and_its_end_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_loaded_torch: bool
