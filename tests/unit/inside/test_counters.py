@@ -60,8 +60,8 @@ def test_an_allocator_that_the_c_library_knows_nothing_of_is_noticed() -> None:
         uint8 = torch.uint8
 
         @staticmethod
-        def empty(size: int, dtype: object) -> object:
-            return torch.zeros(1, dtype=dtype).expand(size)
+        def empty(size: int, dtype: object, device: str) -> object:
+            return torch.zeros(1, dtype=dtype, device=device).expand(size)
 
     with pytest.raises(OSError, match="another allocator"):
         MallocMemory(Elsewhere)
