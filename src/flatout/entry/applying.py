@@ -43,7 +43,7 @@ class Applied:
 
     def undo(self) -> None:
         """Take everything off again; a loader that was made anew stays what it is."""
-        self._scene.switch([])
+        self._scene.end()
         if self._seat is not None:
             self._seat.leave()
 

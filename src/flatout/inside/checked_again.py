@@ -6,7 +6,7 @@ measured baseline shows (waits, retries, kernels that were timed) is taken as it
 
 from typing import TYPE_CHECKING, Any
 
-from flatout.inside.habits import HabitsTap
+from flatout.inside.habits import HabitsTap, compiles
 from flatout.levers.attention_kernels import OWN_CHOICE
 from flatout.levers.job import JobFacts
 from flatout.levers.lever import Lever
@@ -28,13 +28,18 @@ _LATER = ("thread-affinity",)
 
 
 class CheckedAgain:
-    """What there is to know of the job at its first training call, asked for once."""
+    """What there is to know of the job at the first training call of a model, asked for once.
 
-    def __init__(self, session: "Session", roots: list[Any], optimizers: list[Any], device: Any) -> None:
+    `graphs` is how many the script had compiled before any lever was on: later ones are ours as well.
+    """
+
+    def __init__(
+        self, session: "Session", roots: list[Any], optimizers: list[Any], device: Any, graphs: int | None
+    ) -> None:
         torch = session.torch
         # A script may try its model out first: levers of optimizers are told when one is made.
         self._lacks_optimizers = not optimizers
-        habits = HabitsTap(session).describe(roots, optimizers)
+        habits = {**HabitsTap(session).describe(roots, optimizers), "compiles": compiles(roots, graphs)}
         if torch.is_autocast_enabled(device.type):
             habits["autocast"] = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
         self._job = JobFacts(

@@ -134,7 +134,8 @@ class HabitsTap:
             "autocast": self._autocast,
             "scales_loss": self._scales_loss,
             "parameter_dtype": dtypes[0] if len(dtypes) == 1 else ", ".join(dtypes) or "float32",
-            "compiles": self._compiles(roots),
+            # Our own levers are not on in a baseline.
+            "compiles": compiles(roots, graphs_compiled()),
             "roots": [type(root).__qualname__ for root in roots],
             "input_shapes": len(self._shapes),
             # Why batches cannot be yielded again while levers take turns; None where no loader was seen.
@@ -187,12 +188,6 @@ class HabitsTap:
         )
         return dropout or not self._session.on_gpu
 
-    def _compiles(self, roots: list[Any]) -> bool:
-        """Whether the script has compiled anything: our own levers are not on in a baseline."""
-        if any("_orig_mod" in vars(root).get("_modules", {}) for root in roots):
-            return True
-        return bool(graphs_compiled())
-
     def _entering(self, real: Any) -> Any:
         tap = self
 
@@ -221,6 +216,11 @@ class HabitsTap:
             return real(scaler, outputs)
 
         return unseen(scale)
+
+
+def compiles(roots: list[Any], graphs: int | None) -> bool:
+    """Whether the script compiles: one of its models, or whatever became so many graphs."""
+    return any("_orig_mod" in vars(root).get("_modules", {}) for root in roots) or bool(graphs)
 
 
 def _all_attention_allowed(torch: Any) -> bool:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flatout.inside.checked_again import CheckedAgain
 from flatout.inside.seats import REPLICATED, Seat, inner_of, replicated
 from flatout.inside.tap import unseen
+from flatout.inside.updates import Updates
 from flatout.levers.catalogue import BY_ID
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.levers.lever import Broken, Call, Lever, Refused
 from flatout.records.session import lever_key
 
@@ -40,8 +42,11 @@ class Scene:
         # Of these, the keys and names of what did not suit the roots that were known then.
         self._not_here: dict[str, str] = {}
         self._checked_again: CheckedAgain | None = None
+        # How many the script itself had compiled when levers first came on.
+        self._graphs_as_written: int | None = None
         self._wanted: Wanted = session.order.levers
         self._begun = False
+        self._updates: Updates | None = None
         # Why no lever comes on, where the only root is one that none may touch.
         self._refusal = ""
         session.facts["levers"] = {}
@@ -110,6 +115,9 @@ class Scene:
             self.device = next((parameter.device for parameter in root.parameters()), None)
         if not self._begun:
             self._begun = True
+            if not self.infers:
+                self._updates = Updates(self.torch, self._updated)
+            self._graphs_as_written = graphs_compiled()
             self._look_around(self._wanted)
             self.switch(self._wanted)
         else:  # what changes the roots themselves must know of this one too
@@ -124,7 +132,9 @@ class Scene:
         self._checked_again = None
         if wanted and self._session.order.check_levers:
             try:
-                found = CheckedAgain(self._session, self._roots, self.optimizers(), self.device)
+                found = CheckedAgain(
+                    self._session, self._roots, self.optimizers(), self.device, self._graphs_as_written
+                )
             except Exception as error:  # noqa: BLE001 - a look may fail alone
                 self._session.fail("checking levers", error)
             else:
@@ -163,7 +173,19 @@ class Scene:
 
         return unseen(call)
 
+    def end(self) -> None:
+        """Nothing of ours is on any more, nor comes on again."""
+        self.switch([])
+        if self._updates is not None:
+            self._updates.end()
+            self._updates = None
+
     # How a lever comes on, works and goes
+
+    def _updated(self) -> None:
+        for lever in list(self._on.values()):
+            with self._dropping(lever):
+                lever.updated()
 
     def _turn_on(self, key: str, one: dict[str, Any]) -> None:
         kind = BY_ID.get(one["id"])

@@ -4,9 +4,6 @@ A measured baseline shows it, but a run may have other arguments than its plan. 
 trains with no update in between, once a backward pass has left gradients.
 """
 
-import functools
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 from flatout.levers.lever import Broken, Call
@@ -38,31 +35,6 @@ class Accumulation:
     def updated(self) -> None:
         """An optimizer has made an update."""
         self._had = None
-
-
-class Updates:
-    """Hears of every update, until it is ended: also of one that a scaler leaves out, since it overflowed."""
-
-    def __init__(self, torch: Any, heard: Callable[[], None]) -> None:
-        optimizers: Any = importlib.import_module("torch.optim.optimizer")
-        self._hook = optimizers.register_optimizer_step_post_hook(lambda *_: heard())
-        self._scaler = torch.amp.GradScaler
-        self._real = real = self._scaler.step
-
-        @functools.wraps(real)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return real(*args, **kwargs)
-            finally:
-                heard()
-
-        self._scaler.step = self._ours = step
-
-    def end(self) -> None:
-        """Put the scaler's step back, unless somebody else stands before it by now."""
-        self._hook.remove()
-        if self._scaler.step is self._ours:
-            self._scaler.step = self._real
 
 
 def _mark(gradient: Any) -> tuple[int, int] | None:

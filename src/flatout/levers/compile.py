@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flatout.levers.accumulation import Accumulation, Updates
+from flatout.levers.accumulation import Accumulation
 from flatout.levers.attention import Attention
 from flatout.levers.attention_graph import Rewriter
 from flatout.levers.capture import fresh
@@ -87,22 +87,18 @@ class Compile(Lever):
         super().__init__(scene, settings)
         self._compiled_loss: Call | None = None
         self._accumulations: list[Accumulation] = []
-        self._updates: Updates | None = None
 
     def apply(self) -> None:
         """Stand around the loss; the model's call is compiled when it comes."""
         loss_function(self.scene.torch).put(self.id, self.layer, self._around_the_loss)
-        if self.settings.get("mode") in WITH_GRAPHS:
-            self._updates = Updates(self.scene.torch, self._updated)
 
     def undo(self) -> None:
         """Leave the loss alone."""
         loss_function(self.scene.torch).take(self.id)
-        if self._updates is not None:
-            self._updates.end()
-            self._updated()  # what comes until it is on again is not seen
+        self.updated()  # what comes until it is on again is not seen
 
-    def _updated(self) -> None:
+    def updated(self) -> None:
+        """Gradients from before it are used up."""
         for one in self._accumulations:
             one.updated()
 

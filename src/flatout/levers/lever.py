@@ -131,3 +131,6 @@ class Lever:
 
     def on_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made while this lever is on."""
+
+    def updated(self) -> None:
+        """An optimizer has made an update, or a scaler has left one out, while this lever is on."""

@@ -1,5 +1,6 @@
 """Levers of a plan are judged by what the script turns out to have, whenever that shows."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from flatout.inside.session import Session
+from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.records.session import Order
 
 
@@ -69,3 +71,30 @@ def test_an_optimizer_may_come_after_the_models_first_call(under: Any) -> None:
         update(optimizer, model(torch.randn(4, 3, 8, 8)).pow(2).mean())
     assert session.facts["levers"]["fused-optimizer"] == {"applied": True}
     assert optimizer.param_groups[0]["fused"]
+
+
+def test_what_a_lever_has_compiled_for_one_model_is_not_the_scripts_own_doing(
+    under: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a GAN, whose second model comes when the first is compiled already."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    session = under("compile")
+    models = nn.Linear(4, 1), nn.Linear(4, 2)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    before = graphs_compiled() or 0
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            update(optimizer, model(torch.randn(8, 4)).pow(2).mean())
+    assert session.facts["levers"]["compile"] == {"applied": True}
+    assert (graphs_compiled() or 0) >= before + 2
+
+
+def test_a_script_that_compiles_a_model_itself_keeps_it_as_it_is(
+    under: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = under("compile")
+    model = torch.compile(nn.Linear(4, 1), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        update(optimizer, model(torch.randn(8, 4)).pow(2).mean())
+    assert "compiles itself" in session.facts["levers"]["compile"]["dropped"]

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flatout.levers.accumulation import Accumulation, Updates  # noqa: E402
+from flatout.inside.updates import Updates  # noqa: E402
+from flatout.levers.accumulation import Accumulation  # noqa: E402
 from flatout.levers.lever import Broken  # noqa: E402
 
 
