@@ -1,6 +1,7 @@
 """How a plan should go by what its levers gave by turns, where nobody waited for a process of its own."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from flatout.records.plan import Choice
@@ -10,11 +11,16 @@ from flatout.tune.pace import faster
 from flatout.tune.search import Finder
 
 
-def pace_by_turns(chosen: Sequence[Choice], finder: Finder, as_written: Pace) -> Pace | None:
-    """What its parts gave, multiplied; None where that is nothing. How much memory it takes is not known."""
-    speedup = 1.0
-    for choice in chosen:
-        speedup *= _gain(choice, finder)
+def pace_by_turns(
+    chosen: Sequence[Choice], finder: Finder, as_written: Pace, input_wait: float
+) -> Pace | None:
+    """What its parts gave, multiplied; None where that is nothing. How much memory it takes is not known.
+
+    `input_wait` is the share of a step in which the job waits for data and no arm did: levers do not shorten it.
+    """
+    of_the_loader = math.prod(_gain(choice, finder) for choice in chosen if choice.id == "loader")
+    of_levers = math.prod(_gain(choice, finder) for choice in chosen if choice.id != "loader")
+    speedup = of_the_loader / (input_wait + (1 - input_wait) / of_levers)
     if speedup < 1 + WORTH:
         return None
     pace = faster(as_written, speedup, as_written)

@@ -85,7 +85,8 @@ class _Confirming:
         pace = self._measured.pace if self._measured is not None else None
         if not self._chosen:
             return self._nothing(ENDED_BY_CTRL_C)
-        if pace is None and self._measurer.request.max_memory_bytes is not None:
+        request = self._measurer.request
+        if pace is None and (request.max_memory_bytes is not None or request.goal == "memory"):
             self._notes.append("ended by Ctrl-C before it was known how much memory the plan takes")
             return self._nothing(ENDED_BY_CTRL_C)
         if pace is None:
@@ -95,7 +96,7 @@ class _Confirming:
             return Confirmed(self._chosen, None, 0.0, tuple(self._notes))
         if not self._measurer.is_too_large(pace) and self._is_worth_it(pace):
             return self._kept(pace)
-        self._notes.append("ended by Ctrl-C after a run in which the plan was no better than the script")
+        self._notes.append("ended by Ctrl-C after a run in which the plan was not clearly better")
         return self._nothing(NOT_CONFIRMED)
 
     def _measure(self, what: str) -> Measured:
@@ -124,9 +125,12 @@ def _by_runs_alone(chosen: tuple[Choice, ...]) -> bool:
 def _once_more(
     measurer: Measurer, chosen: tuple[Choice, ...], as_written: Pace, pace: Pace
 ) -> tuple[Pace | None, Pace | None, str]:
-    """The baseline ran minutes ago, and other work may have come and gone since: each of them again."""
+    """The baseline ran minutes ago, and other work may have come and gone since: each of them again.
+
+    Where nothing was compared by turns, only the fastest of both, run by turns, can tell a little gain.
+    """
     now = measurer.measure("as written, once more", (), as_written).pace
-    if now is not None and gain(now, pace) >= 1 + WORTH:
+    if now is not None and gain(now, pace) >= 1 + WORTH and not _by_runs_alone(chosen):
         if gain(as_written, pace) >= 1 + WORTH:
             return fastest(as_written, now), pace, ""
         return now, pace, "the machine became slower while tuning: other work runs on it"
@@ -134,8 +138,9 @@ def _once_more(
     if now is not None and again is not None:
         before, after = fastest(as_written, now), fastest(pace, again)
         if gain(before, after) >= 1 + WORTH:
-            note = "other work on this machine slowed some of the runs: the fastest of each count"
-            return before, after, note
+            disturbed = gain(as_written, pace) < 1 + WORTH
+            slowed = "other work on this machine slowed some of the runs: the fastest of each count"
+            return before, after, slowed if disturbed else ""
     return None, None, "in a process of its own the plan was no faster, so there is none"
 
 

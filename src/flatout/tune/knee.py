@@ -68,18 +68,31 @@ def find_knee(
     best = min((one for one in rooms if (one.samples_per_s or 0.0) >= fastest * (1 - KNEE)), key=_size)
     most = _most(trials, beyond)
     limit = _largest(trials, room_bytes, headroom, most)
-    lacks_room = limit < most or any(one.outcome not in (FITS, TOO_FEW) for one in trials.values())
     if best.batch == max(map(_size, rooms)) and (len(good) < len(trials) or limit < 2 * best.batch):
-        if lacks_room:
-            reason = "a larger one would not fit, or leave too little room"
-        elif most < beyond:
-            reason = f"no batch of this data set has more than {most} samples"
+        reason = _what_ends_it(trials, best.batch, limit, most, beyond) or reason
     return Found(best, tuple(trials[size] for size in sorted(trials)), reason)
+
+
+def _what_ends_it(trials: dict[int, BatchTrial], best: int, limit: int, most: int, beyond: int) -> str:
+    """Why the largest size that went well is the largest that there is."""
+    outcomes = {one.outcome for one in trials.values()}
+    if limit < most or outcomes - {FITS, TOO_FEW}:
+        return "a larger one would not fit, or leave too little room"
+    if most < beyond:
+        return f"no batch of this data set has more than {most} samples"
+    if TOO_FEW in outcomes:
+        return "this data set has too few samples for a larger one"
+    return f"no more than {beyond} was to be tried" if best >= _round(beyond, beyond) else ""
 
 
 def _most(trials: dict[int, BatchTrial], beyond: int) -> int:
     """The largest size that there can be: where a batch was to be larger, what reached the model."""
-    return min([beyond, *(one.reached for one in trials.values() if one.outcome == TOO_FEW and one.reached)])
+    return min([beyond, *(one.reached or beyond for one in _with_end(trials))])
+
+
+def _with_end(trials: dict[int, BatchTrial]) -> list[BatchTrial]:
+    """Where a batch was to be larger than the data set has any, and what it had was seen."""
+    return [one for one in trials.values() if one.outcome == TOO_FEW and one.reached]
 
 
 def _next(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float, most: int) -> int | None:
@@ -95,6 +108,10 @@ def _next(trials: dict[int, BatchTrial], room_bytes: int | None, headroom: float
     if line is None:
         return None
     wanted = min(largest, _knee(*line, largest))
+    # What is next to a size that failed fails alike; where batches end is known if one was seen.
+    blind = [one.batch for one in trials.values() if one.outcome != FITS and one not in _with_end(trials)]
+    if blind and wanted * _NEAR > min(blind):
+        wanted = (top.batch + min(blind)) // 2
     if good[-2].batch * _NEAR < wanted < top.batch / _NEAR:
         return _untried([_round(wanted, largest)], trials)
     if len(good) == _TWO and wanted <= top.batch * _NEAR:

@@ -86,7 +86,7 @@ def _told(one: BatchTrial, first: BatchTrial, choice: Choice, found: Found) -> L
     if one.outcome == TOO_LARGE:
         return _trial(choice, "failed", f"{memory_size(one.peak_bytes or 0)}: more than --max-memory")
     if one.outcome == TOO_FEW:
-        return _trial(choice, "failed", "no batch of this data set has so many samples")
+        return _trial(choice, "failed", "this data set has too few samples for it")
     if one.outcome != FITS:
         return _trial(choice, "failed", one.outcome)
     by = one.samples_per_s / first.samples_per_s if one.samples_per_s and first.samples_per_s else None

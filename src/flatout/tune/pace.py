@@ -41,6 +41,8 @@ class Measured:
     profile: Profile | None
     # How it ended, in words, where there is no pace.
     ending: str
+    # The script came to its own end before there was anything to measure.
+    too_short: bool = False
 
 
 def measured_in(trial: Trial, baseline: Pace, samples: Sequence[DeviceSample]) -> Measured:
@@ -48,7 +50,7 @@ def measured_in(trial: Trial, baseline: Pace, samples: Sequence[DeviceSample]) -
     folder = Path(trial.folder)
     ranks = read_ranks(folder)
     if not trial.went_well or not ranks or len(ranks[0].steps) < 3:
-        return Measured(None, None, trial.ending)
+        return Measured(None, None, trial.ending, too_short=trial.outcome == "ended")
     use = device_use(ranks[0], window_of(ranks[0]).chosen, samples)
     profile = build_profile("", trial, folder, Peaks(), use)
     if profile.step_ms is None:

@@ -88,7 +88,7 @@ class Sizes:
             self.samples[size] = found.profile.samples_per_step
         if found.pace is not None:
             self.paces[size] = found.pace
-        trial = self.trial(size, found.pace, found.ending)
+        trial = self.trial(size, found.pace, TOO_FEW if found.too_short else found.ending)
         if reached is not None:
             trial = dataclasses.replace(trial, reached=round(reached))
             if reached < size * (1 - _ABOUT):

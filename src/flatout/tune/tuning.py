@@ -104,19 +104,18 @@ class _Tuner:
         with self._stage("guard"):
             chosen, guard, unsafe = self._prove(job, baseline, found)
         trials = with_verdicts(searched.trials, unsafe)
+        repeats, waits = can_repeat_batches(job), job.host_shares.get("input_wait", 0.0)
         confirmed = None
         if chosen:
             known = searched.measured if chosen == found else None
             with self._stage("confirming"):
-                done = self._confirm(chosen, as_written, known, finder)
+                done = self._confirm(chosen, as_written, known, finder, waits if repeats else 0.0)
             chosen, confirmed, self._input_wait = done.chosen, done.pace, done.input_wait
             as_written = done.as_written or as_written
             self._notes += done.notes
             if not chosen:
                 trials = [_unconfirmed(trial, done.why) for trial in trials]
-        repeats = can_repeat_batches(job)
         larger = self._larger_batch(baseline, chosen, confirmed or as_written)
-        waits = job.host_shares.get("input_wait", 0.0)
         self._notes += _told_of_moods(as_written.step_ms * (1 - waits), self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
@@ -201,14 +200,19 @@ class _Tuner:
             return Loaded(msgspec.structs.replace(NOT_NEEDED, reason=ENDED_BY_CTRL_C))
 
     def _confirm(
-        self, chosen: tuple[Choice, ...], as_written: Pace, known: Measured | None, finder: Finder
+        self,
+        chosen: tuple[Choice, ...],
+        as_written: Pace,
+        known: Measured | None,
+        finder: Finder,
+        input_wait: float,
     ) -> Confirmed:
         """What was measured by turns and proven is kept, even if nobody waits for its own process."""
         done = confirm(self._measurer, chosen, as_written, known)
         self._interrupted = self._interrupted or done.interrupted
         if not done.chosen or done.pace is not None:
             return done
-        pace = pace_by_turns(done.chosen, finder, as_written)
+        pace = pace_by_turns(done.chosen, finder, as_written, input_wait)
         if pace is None:
             return Confirmed(
                 (), None, 0.0, ("ended by Ctrl-C before the plan was timed",), why=ENDED_BY_CTRL_C

@@ -62,7 +62,7 @@ def test_a_plan_that_was_proven_is_kept_with_what_it_gave_by_turns(
 ) -> None:
     tuner._measurer = Interrupted(tuner._request)  # type: ignore[assignment]
     as_written = pace_of(profile())
-    done = tuner._confirm(PLAN, as_written, None, finder)
+    done = tuner._confirm(PLAN, as_written, None, finder, 0.0)
     assert done.chosen == PLAN
     assert done.pace is not None
     assert done.pace.samples_per_s == pytest.approx(speedup * (as_written.samples_per_s or 0.0))
@@ -73,9 +73,17 @@ def test_a_plan_that_was_proven_is_kept_with_what_it_gave_by_turns(
 
 def test_a_plan_of_which_nothing_was_timed_is_none(tuner: _Tuner) -> None:
     tuner._measurer = Interrupted(tuner._request)  # type: ignore[assignment]
-    done = tuner._confirm(PLAN[1:], pace_of(profile()), None, a_finder())
+    done = tuner._confirm(PLAN[1:], pace_of(profile()), None, a_finder(), 0.0)
     assert (done.chosen, done.pace) == ((), None)
     assert done.why == "ended by Ctrl-C"
+
+
+def test_levers_that_took_turns_while_nobody_waited_do_not_shorten_the_wait(tuner: _Tuner) -> None:
+    tuner._measurer = Interrupted(tuner._request)  # type: ignore[assignment]
+    as_written = pace_of(profile())
+    done = tuner._confirm(PLAN[1:], as_written, None, a_finder(BF16), 0.6)
+    assert done.pace is not None
+    assert done.pace.step_ms == pytest.approx(as_written.step_ms * (0.6 + 0.4 / 1.5))
 
 
 def test_the_size_stays_where_its_search_is_ended(tuner: _Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

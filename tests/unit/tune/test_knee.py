@@ -97,6 +97,36 @@ def test_a_batch_that_was_smaller_than_asked_for_is_the_largest_that_there_is() 
     assert [one.outcome for one in found.trials].count(TOO_FEW) == 1
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (TOO_FEW, "this data set has too few samples for a larger one"),
+        ("the job failed: out of memory", "a larger one would not fit, or leave too little room"),
+    ],
+)
+def test_next_to_a_size_that_failed_there_is_nothing_to_try(outcome: str, reason: str) -> None:
+    """As where `drop_last` leaves no batch at all: nothing says how large one may be."""
+    job = Job(fixed=1000.0, each=0.01, each_gib=0.0001)
+
+    def run(size: int) -> BatchTrial:
+        if size <= 1000:
+            return job.run(size)
+        job.ran.append(size)
+        return BatchTrial(batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome=outcome)
+
+    found = find_knee(job.run(256), run, room_bytes=80 * GIB, headroom=0.1)
+    assert 700 < found.best.batch <= 1000
+    assert found.reason == reason
+    assert len([size for size in job.ran if size > 1000]) <= 3
+
+
+def test_a_limit_of_the_users_is_told_as_that() -> None:
+    job = Job(fixed=1000.0, each=0.01, each_gib=0.0001)
+    found = find_knee(job.run(16), job.run, room_bytes=80 * GIB, headroom=0.1, most=64)
+    assert found.best.batch == 64
+    assert found.reason == "no more than 64 was to be tried"
+
+
 def test_half_the_runs_of_doubling_and_bisecting() -> None:
     job = Job(fixed=500.0, each=1.0, base_gib=2.0, each_gib=0.05)
     best = job.found(first=1, headroom=0.0, most=4096)

@@ -110,7 +110,7 @@ def test_a_size_that_no_batch_of_the_data_set_has_was_not_executed() -> None:
     assert WAS < (size_of(found) or 0) <= 20
     missed = [trial for trial in found.trials if trial.verdict == "failed"]
     assert missed
-    assert all("no batch of this data set" in trial.reason for trial in missed)
+    assert all("too few samples" in trial.reason for trial in missed)
 
 
 def test_no_size_is_chosen_that_leaves_no_room() -> None:
