@@ -148,8 +148,9 @@ def _flops(ranks: Sequence[RankSteps], samples: float | None) -> tuple[dict[str,
         whole["recomputed_flops"] += other["recomputed_flops"]
     of_counted = next((one["samples"] for one in ranks[0].steps if one["update"] == whole.get("update")), 0)
     if samples and of_counted and samples != of_counted:
+        whole["of_counted"] = samples / of_counted
         for name in ("flops", "recomputed_flops"):
-            whole[name] = round(whole[name] * samples / of_counted)
+            whole[name] = round(whole[name] * whole["of_counted"])
     return whole, ""
 
 

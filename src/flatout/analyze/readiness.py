@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -147,7 +148,8 @@ def _course(seen: Inspected) -> str:
     Places are counted from the end: the first step may begin in the middle of a round.
     """
     steps = [[loss for loss in step["losses"] if loss is not None] for step in seen.rank.steps]
-    a_step = max(map(len, steps))
+    # What a script does once, before its loop, is none of a step's.
+    a_step = statistics.mode(sorted((len(losses) for losses in steps if losses), reverse=True))
     told = []
     for place in range(a_step if a_step <= _LOSSES_AT_MOST else 1, 0, -1):
         losses = [losses[-place] for losses in steps if len(losses) >= place]

@@ -63,19 +63,13 @@ def with_recordings(profile: Profile, trial: Path, about: Mapping[str, Any], pea
             {str(name): value for name, value in by_dtype.items()},
             measured.memory_bytes_per_s if measured is not None else None,
             tf32=on_gpu and bool((about.get("habits") or {}).get("tf32")),
-            of_counted=_of_counted(profile, counted),
+            of_counted=profile.mfu.of_counted,
         ),
         products=product_shapes(counted),
         lines=lines[:_LINES_AT_MOST],
         memory_timeline=memory_timeline(trial, on_gpu=on_gpu),
         unknown={**profile.unknown, "trace": reason},
     )
-
-
-def _of_counted(profile: Profile, counted: Mapping[str, Any]) -> float:
-    """How large a mean step is beside the one that was counted, whose batch may have been another."""
-    own, mean = counted.get("flops") or 0, profile.mfu.flops_per_step
-    return mean / (own * max(1, len(profile.ranks))) if own and mean else 1.0
 
 
 def recordings(trial: Path, pattern: str = "rank*.pt.trace.json.gz") -> list[Path]:

@@ -34,9 +34,15 @@ def straggler(ranks: Sequence[RankUse], roots: Sequence[str], share_of_a_step: f
 
 
 def straggler_of_traces(ranks: Sequence[RankTrace], share_of_a_step: float) -> Straggler | None:
-    """The same by what each rank's device does beside communication: there the others wait."""
+    """The same by what each rank's device does beside communication: there the others wait.
+
+    Where none of them communicates, or one comes twice, the traces are not of the ranks of one job.
+    """
     known = [rank for rank in ranks if rank.alone_ms is not None and rank.step_ms]
     if len(known) < 2 or len(known) < len(ranks):
+        return None
+    numbers = [rank.rank for rank in known if rank.rank is not None]
+    if len(set(numbers)) < len(numbers) or not any(rank.exposed_communication_ms for rank in known):
         return None
     place = max(range(len(known)), key=lambda number: known[number].alone_ms or 0.0)
     slow, own_ms = known[place], known[place].alone_ms or 0.0

@@ -21,8 +21,11 @@ _COMPILED = "triton_"
 
 
 def with_findings(summary: TraceSummary) -> TraceSummary:
-    """The same with what it shows; nothing without marked steps, since anything may lie between them."""
-    if summary.step_ms is None:
+    """The same with what it shows; nothing without marked steps, since anything may lie between them.
+
+    Nor of a recording that lacks kernels: what they would have hidden seems to stand free.
+    """
+    if summary.step_ms is None or (summary.kernels and summary.busy_share is None):
         return summary
     rules = [rule for rule in RULES if rule.needs_only_a_trace]
     return dataclasses.replace(summary, findings=findings_of(_seen(summary), rules))

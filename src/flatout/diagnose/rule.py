@@ -49,6 +49,18 @@ class Seen:
             found = straggler_of_traces(trace.ranks, policy.STRAGGLER)
         return found
 
+    def waits_for_a_slow_rank(self) -> float:
+        """The share of the step in which the rank that is shown may wait for a slower one."""
+        slow = self.straggler()
+        if slow is None or slow.rank == self._rank_shown():
+            return 0.0
+        return (slow.ms - slow.others_ms) / slow.step_ms
+
+    def _rank_shown(self) -> int:
+        ranks = self.profile.trace.ranks if self.profile.trace is not None else ()
+        shown = ((rank.rank, place) for place, rank in enumerate(ranks) if rank.shown)
+        return next((place if rank is None else rank for rank, place in shown), 0)
+
     def place(self, name: str) -> tuple[Place, ...]:
         """Where something happened in the user's source; nothing where that is not known."""
         found = self.where.get(name)

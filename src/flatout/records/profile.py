@@ -24,6 +24,8 @@ class Mfu:
     of_measured: float | None
     peak_dtype: Dtype | None
     flops_per_step: int | None
+    # How large a mean step is beside the one that was counted, whose batch may have been another.
+    of_counted: float = 1.0
     reason: str = ""
     recomputed_flops_per_step: int | None = None
     rated_flops_per_s: float | None = None

@@ -16,7 +16,7 @@ def pace_by_turns(
 ) -> Pace | None:
     """What its parts gave, multiplied; None where that is nothing. How much memory it takes is not known.
 
-    `input_wait` is the share of a step in which the job waits for data and no arm did: levers do not shorten it.
+    `input_wait` is the share of a step in which the job waits for data, and no arm did: no lever shortens it.
     """
     of_the_loader = math.prod(_gain(choice, finder) for choice in chosen if choice.id == "loader")
     of_levers = math.prod(_gain(choice, finder) for choice in chosen if choice.id != "loader")

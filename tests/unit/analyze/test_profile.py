@@ -191,7 +191,7 @@ def test_operations_are_those_of_a_mean_batch(tmp_path: Path) -> None:
     write_rank(tmp_path, events, about(flops=flops, timed_updates=40))
     profile = profile_of(tmp_path)
     assert profile.samples_per_step == 8
-    assert profile.mfu.flops_per_step == 400
+    assert (profile.mfu.flops_per_step, profile.mfu.of_counted) == (400, 0.5)
 
 
 def test_evaluation_is_told_beside_the_steps(tmp_path: Path) -> None:
@@ -224,6 +224,15 @@ def test_several_ranks_are_one_job(tmp_path: Path) -> None:
         (3, 53, 100.0),
     ]
     assert (profile.mfu.flops_per_step, profile.mfu.recomputed_flops_per_step) == (400, 4)
+
+
+def test_ranks_that_compute_different_parts_are_counted_as_they_are(tmp_path: Path) -> None:
+    """Stages of a pipeline: that the last has more to do makes no batch larger."""
+    for rank, flops in enumerate((40, 80)):
+        facts = about(flops={"flops": flops, "recomputed_flops": 0}, device=f"cuda:{rank}")
+        write_rank(tmp_path, training(30), facts, name=f"{rank}-{50 + rank}")
+    profile = profile_of(tmp_path)
+    assert (profile.mfu.flops_per_step, profile.mfu.of_counted) == (120, 1.0)
 
 
 def test_a_rank_whose_operations_were_not_counted_leaves_the_whole_uncounted(tmp_path: Path) -> None:

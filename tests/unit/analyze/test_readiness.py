@@ -253,6 +253,8 @@ def test_an_arrow_never_joins_two_different_losses() -> None:
     assert both == "1.35 -> 1.34, 0.7 -> 0.71 (2 losses a step) in 4 backward passes, all finite"
     # The first step may lack what comes at the beginning of the others.
     assert with_losses([1.35], [0.70, 1.34], [0.71, 1.33]).startswith("0.7 -> 0.71, 1.35 -> 1.33 (2 losses")
+    # What a script does once, to try its model out, makes no step have two.
+    assert with_losses([0.4, 7.7], [7.6], [7.5]).startswith("7.7 -> 7.5 in 4 backward passes")
     # What cannot be read takes no place.
     assert with_losses([None, 1.35], [None, 1.34]).startswith("1.35 -> 1.34 in 2")
 

@@ -18,14 +18,16 @@ def launched(
     trace.add("kernel", name, start, length, pid=0, tid=7, args=where)
 
 
-def running_ahead(trace: Trace, *, steps: int = 3, before: int = 0, kernels: int = 10) -> None:
-    """The host launches a step in 3 ms; its kernels take 40, one after another."""
+def running_ahead(
+    trace: Trace, *, steps: int = 3, before: int = 0, kernels: int = 10, without: int | None = None
+) -> None:
+    """The host launches a step in 3 ms; its kernels take 40, one after another. One may launch nothing."""
     free_at = 100.0
     for step in range(-before, steps):
         at = 100.0 + 3 * step
         if step >= 0:
             trace.add("user_annotation", f"ProfilerStep#{step}", at, 3.0)
-        for number in range(kernels):
+        for number in range(kernels if step != without else 0):
             call = at + 0.25 * number
             free_at = max(free_at, call + 0.01)
             launched(trace, MATMUL if number % 2 else ADD, call, free_at, 4.0)
@@ -82,6 +84,27 @@ def test_a_copy_beside_the_steps_does_not_end_them(tmp_path: Path) -> None:
     found = trace.summary(tmp_path)
     assert found.step_ms is not None
     assert (found.step_ms.p50, found.step_ms.p95) == (pytest.approx(10.0), pytest.approx(10.0))
+
+
+def test_a_kernel_on_a_stream_of_its_own_does_not_end_the_steps_beside_it(tmp_path: Path) -> None:
+    trace = Trace()
+    running_ahead(trace, steps=5)
+    trace.add("cuda_runtime", "cudaLaunchKernel", 101.0, 0.01, args={"correlation": 9000})
+    where = {"device": 0, "stream": 20, "correlation": 9000}
+    trace.add("kernel", "an_average_of_weights", 105.0, 100.0, pid=0, tid=20, args=where)
+    found = trace.summary(tmp_path)
+    assert found.step_ms is not None
+    assert (found.step_ms.p50, found.step_ms.clock) == (pytest.approx(40.0, rel=0.01), "device")
+    assert sum(share.ms for share in found.waterfall) == pytest.approx(40.0, rel=0.01)
+
+
+def test_a_mark_that_launched_nothing_is_no_step(tmp_path: Path) -> None:
+    trace = Trace()
+    running_ahead(trace, steps=5, without=3)
+    found = trace.summary(tmp_path)
+    assert found.step_ms is not None
+    assert (found.step_ms.mean, found.step_ms.clock) == (pytest.approx(40.0, rel=0.01), "device")
+    assert (found.steps, found.kernels_per_step) == (4, 10)
 
 
 def test_a_host_that_is_slower_than_its_device_is_on_its_own_clock(tmp_path: Path) -> None:

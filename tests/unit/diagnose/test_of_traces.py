@@ -54,12 +54,12 @@ def test_launches_copies_and_layouts_are_found(tmp_path: Path) -> None:
     assert set(codes(trace.summary(tmp_path, **H200))) == {"F107", "F308", "F201"}
 
 
-def of_ranks(folder: Path, *compute_ms: float) -> list[Path]:
+def of_ranks(folder: Path, *compute_ms: float, longest: int = 0) -> list[Path]:
     """A trace a rank: steps of 10 ms that compute so long, and exchange gradients until their end."""
     paths = []
     for rank, compute in enumerate(compute_ms):
         trace = Trace()
-        for at in steps(trace):
+        for at in steps(trace, length=10.001 if rank == longest else 10.0):
             trace.kernel(MATMUL, at + 0.1, compute)
             trace.kernel(NCCL, at + 0.1 + compute, 9.9 - compute, stream=8)
         paths.append(folder / f"rank{rank}.json")
@@ -80,6 +80,40 @@ def test_a_rank_that_is_a_little_slower_does_not_excuse_all_communication(tmp_pa
     found = with_findings(summarize(of_ranks(tmp_path, 4.0, 4.6, 4.0))).findings
     assert [one.code for one in found] == ["F702", "F701"]
     assert found[0].evidence.startswith("53% of a step is communication")
+
+
+@pytest.mark.parametrize("longest", [0, 1])
+def test_communication_is_exposed_whichever_rank_is_shown(longest: int, tmp_path: Path) -> None:
+    """The slow rank waits for nobody: all of its own communication costs it time."""
+    found = with_findings(summarize(of_ranks(tmp_path, 6.2, 8.0, longest=longest)))
+    assert [rank.shown for rank in found.ranks] == [longest == 0, longest == 1]
+    assert {one.code for one in found.findings} == {"F701", "F702"}
+    exposed = next(one.evidence for one in found.findings if one.code == "F702")
+    assert exposed.startswith(("19% of", "20% of"))
+
+
+def test_several_recordings_of_one_process_are_no_ranks(tmp_path: Path) -> None:
+    """As a profiler's schedule with `repeat` leaves them."""
+    for place, compute in enumerate((9.6, 8.0)):
+        trace = Trace()
+        for at in steps(trace):
+            trace.kernel(MATMUL, at + 0.1, compute)
+        (tmp_path / f"{place}.json").write_text(json.dumps({**H200, "traceEvents": trace.events}))
+    recordings = sorted(tmp_path.glob("*.json"))
+    assert with_findings(summarize(recordings)).findings == ()
+    twice = [*of_ranks(tmp_path, 9.6, 5.0), tmp_path / "again.json"]
+    twice[2].write_text(twice[1].read_text())
+    assert "F701" not in {one.code for one in with_findings(summarize(twice)).findings}
+
+
+def test_a_recording_that_lacks_kernels_shows_no_exposed_communication(tmp_path: Path) -> None:
+    trace = Trace()
+    for number, at in enumerate(steps(trace)):
+        trace.add("cuda_runtime", "cudaGraphLaunch", at + 0.1, 0.1, args={"correlation": 50 + number})
+        trace.kernel(NCCL, at + 5, 4.0, stream=8)
+    found = with_findings(trace.summary(tmp_path, **H200))
+    assert found.busy_share is None
+    assert found.findings == ()
 
 
 def test_code_that_is_compiled_is_not_told_to_compile(tmp_path: Path) -> None:

@@ -564,6 +564,20 @@ def test_where_the_loaders_settings_were_tried_the_best_of_them_is_told() -> Non
     assert found.severity == "high"
 
 
+def test_a_sweep_on_top_of_a_plan_is_held_against_the_plans_own_settings() -> None:
+    def under_a_plan(*rates: float, best: dict[str, Any] | None) -> LoaderSweep:
+        before, *others = swept(*rates, best=best).rows
+        before = dataclasses.replace(before, settings={"num_workers": 2, "pin_memory": True})
+        return LoaderSweep(rows=(before, *others), best=best, reason="tried")
+
+    better = BY_CODE["F101"].look(
+        seen(**waits(0.3), loader_sweep=under_a_plan(150.0, best={"num_workers": 4}))
+    )
+    assert better is not None
+    assert better.predicted_speedup == pytest.approx(1.5)
+    assert BY_CODE["F101"].look(seen(**waits(0.3), loader_sweep=under_a_plan(101.0, best=None))) is None
+
+
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
@@ -673,8 +687,18 @@ def test_the_share_that_is_reckoned_with_is_the_share_that_is_shown() -> None:
     assert found.arithmetic.startswith("1 / (1 - 0.950 + 0.950 / 20)")
 
 
-@pytest.mark.parametrize(("reason", "severity"), [("thermal_software", "high"), ("power_cap", "low")])
-def test_heat_is_something_to_look_after_and_a_power_cap_is_not(reason: str, severity: str) -> None:
-    found = BY_CODE["F601"].look(seen(device_use=DeviceUse(samples=9, throttle_reasons=(reason,))))
+@pytest.mark.parametrize(
+    ("reasons", "severity"),
+    [
+        (("thermal_software",), "high"),
+        (("power_cap",), "low"),
+        (("hardware_slowdown", "power_brake"), "medium"),
+        (("power_brake",), "medium"),
+    ],
+)
+def test_heat_and_brakes_are_something_to_look_after_and_a_power_cap_is_not(
+    reasons: tuple[str, ...], severity: str
+) -> None:
+    found = BY_CODE["F601"].look(seen(device_use=DeviceUse(samples=9, throttle_reasons=reasons)))
     assert found is not None
     assert found.severity == severity

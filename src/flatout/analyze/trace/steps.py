@@ -58,9 +58,10 @@ def steps_of(columns: Columns) -> Steps:
     start = _turned_to(columns, own, rows[~is_own], first)
     borders = _through_with(columns, own, marked, start)
     lengths = np.diff(np.concatenate(([start], borders)))
+    # A step that launched nothing takes the device no time, and is none.
+    lengths = lengths[lengths > 0]
     behind = int(borders[-1]) - last
-    # A step without a length: something that ran beside all of them moved their borders.
-    if lengths.min() <= 0 or max(behind, start - first) <= _BEHIND * float(np.median(lengths)):
+    if max(behind, start - first) <= _BEHIND * float(np.median(lengths)):
         return Steps(first, last, first, last, _milliseconds(columns.length[marked]), own)
     return Steps(start, int(borders[-1]), first, last, _milliseconds(lengths), own, "device", behind)
 
@@ -78,10 +79,11 @@ def _turned_to(columns: Columns, own: Any, others: Any, first: int) -> int:
 def _through_with(columns: Columns, own: Any, marked: Any, start: int) -> Any:
     """When each step was over on the device; where it keeps up, when the host was.
 
-    A copy goes on beside the steps that follow (a checkpoint's, say): kernels tell, where there are any.
+    A copy goes on beside the steps that follow (a checkpoint's, say), and so may a long kernel on a stream of
+    its own: the kernels of the busiest stream tell, where there are any.
     """
     kernels = own[columns.category[own] == CODES["kernel"]]
-    own = kernels if len(kernels) else own
+    own = _of_the_busiest(columns, kernels if len(kernels) else own, columns.thread)
     through = np.full(len(marked), start)
     number = np.searchsorted(columns.start[marked], _launched(columns, own), side="right") - 1
     np.maximum.at(through, np.maximum(number, 0), _ends(columns, own))
@@ -164,8 +166,13 @@ def _milliseconds(lengths: Any) -> list[float]:
 
 
 def _of_the_busiest_device(columns: Columns, rows: Any) -> Any:
-    devices = columns.device[rows]
-    if not len(rows) or (devices == devices[0]).all():
+    return _of_the_busiest(columns, rows, columns.device)
+
+
+def _of_the_busiest(columns: Columns, rows: Any, places: Any) -> Any:
+    """Those that ran where most of the time was spent: on one device, or one stream."""
+    of_rows = places[rows]
+    if not len(rows) or (of_rows == of_rows[0]).all():
         return rows
-    busiest = max(np.unique(devices), key=lambda one: columns.length[rows][devices == one].sum())
-    return rows[devices == busiest]
+    busiest = max(np.unique(of_rows), key=lambda one: columns.length[rows][of_rows == one].sum())
+    return rows[of_rows == busiest]

@@ -33,6 +33,8 @@ _DOMINATES = 0.3
 _OFTEN, _SHORT_US = 300, 6.0
 _NO_STEPS = "no steps are marked"
 _INCOMPLETE = "the trace is incomplete: kernels of CUDA graphs are missing"
+# What cannot be told of a rank then.
+_OF_ALL_KERNELS = ("busy_share", "exposed_communication_ms", "alone_ms")
 _MARKS = (
     "torch marks them at profiler.step() only where the profiler has a schedule=; NVTX ranges do, as --nvtx "
     "writes them"
@@ -242,14 +244,18 @@ def _rank(path: Path, found: Timeline, head: dict[str, Any], summary: TraceSumma
     talks = found.parts.get("communication")
     # Where the device computes at the same time, the instant is not given to communication.
     exposed = total(talks) if talks is not None else 0
+    is_whole = bool(len(found.device_rows)) and not found.lost_graphs
     return RankTrace(
         file=str(path),
         rank=rank if isinstance(rank, int) else None,
         step_ms=summary.step_ms.p50 if summary.step_ms is not None else None,
         busy_share=summary.busy_share,
-        exposed_communication_ms=found.ms_of(exposed) if len(found.device_rows) else None,
-        alone_ms=found.ms_of(found.length - exposed) if len(found.device_rows) and found.step_ms else None,
-        unknown={} if summary.step_ms is not None else {"step_ms": _NO_STEPS},
+        exposed_communication_ms=found.ms_of(exposed) if is_whole else None,
+        alone_ms=found.ms_of(found.length - exposed) if is_whole and found.step_ms else None,
+        unknown={
+            **({} if summary.step_ms is not None else {"step_ms": _NO_STEPS}),
+            **(dict.fromkeys(_OF_ALL_KERNELS, _INCOMPLETE) if found.lost_graphs else {}),
+        },
     )
 
 

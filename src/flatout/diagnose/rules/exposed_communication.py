@@ -2,7 +2,7 @@
 
 Gradients that are exchanged beside the backward pass cost nothing; what is left over at its end does. Seen by
 communication in recorded steps at instants when no kernel computes, less what may be waiting for a slower
-rank (F701 tells of that one). The gain is that time. It can be wrong where ranks take turns to be slow.
+rank (F701 tells of that one), where what is shown is not of that rank itself. The gain is that time. It can be wrong where ranks take turns to be slow.
 """
 
 from flatout.diagnose import policy
@@ -12,9 +12,7 @@ from flatout.records.finding import Finding
 
 def look(seen: Seen) -> Finding | None:
     """Its share of the step, beyond waiting for a rank that is slow."""
-    slow = seen.straggler()
-    waits = (slow.ms - slow.others_ms) / slow.step_ms if slow is not None else 0.0
-    share = seen.share("communication") - waits
+    share = seen.share("communication") - seen.waits_for_a_slow_rank()
     if share < policy.COMMUNICATION:
         return None
     speedup, arithmetic = without(min(0.9, share), 4.0)

@@ -46,11 +46,10 @@ def look(seen: Seen) -> Finding | None:
 
 
 def _rates(sweep: LoaderSweep) -> tuple[float, float] | None:
-    """Samples a second as written and with the fastest other setting; None where either was not measured."""
-    measured = [(row.settings, row.samples_per_s) for row in sweep.rows if row.samples_per_s]
-    before = next((rate for settings, rate in measured if not settings), None)
-    after = max((rate for settings, rate in measured if settings), default=None)
-    return (before, after) if before is not None and after is not None else None
+    """Samples a second as it was, which comes first, and with the fastest other setting, if known."""
+    before, *others = (row.samples_per_s for row in sweep.rows) if sweep.rows else (None,)
+    after = max((rate for rate in others if rate), default=None)
+    return (before, after) if before and after is not None else None
 
 
 RULE = Rule("F101", "the loop waits for data", look, ("loader",), needs_only_a_trace=True)

@@ -11,6 +11,8 @@ from flatout.diagnose.rule import Rule, Seen
 from flatout.records.finding import Finding, Severity
 
 _SEVERITIES: dict[str, Severity] = {"thermal": "high", "other": "medium", "power": "low"}
+# The power supply asked for it: no limit that a card at full load reaches as a rule.
+_BRAKE = "power_brake"
 # A rest, and clocks that somebody set.
 _HARMLESS = ("idle", "application_clocks")
 
@@ -26,7 +28,7 @@ def look(seen: Seen) -> Finding | None:
     return RULE.finding(
         f"the clock was held down by {', '.join(reasons)}{clock}{heat}",
         "flatout doctor says more about clocks, power and temperature",
-        severity=_SEVERITIES[limit_kind(reasons) or "other"],
+        severity=_SEVERITIES[limit_kind(reason for reason in reasons if reason != _BRAKE) or "other"],
     )
 
 
