@@ -1,8 +1,9 @@
 """Ranks talk while nothing computes.
 
 Gradients that are exchanged beside the backward pass cost nothing; what is left over at its end does. Seen by
-communication in recorded steps at instants when no kernel computes, less what may be waiting for a slower
-rank (F701 tells of that one), where what is shown is not of that rank itself. The gain is that time. It can be wrong where ranks take turns to be slow.
+communication in recorded steps at instants when no kernel computes. What may be waiting for a slower rank is
+taken off (F701 tells of that one), unless it is that rank which is shown. The gain is that time. It can be
+wrong where ranks take turns to be slow.
 """
 
 from flatout.diagnose import policy
