@@ -22,8 +22,10 @@ _WARM_UPS = 3
 class Pool:
     """Memory that graphs share: one of them runs at a time, whichever thread or stream it is called from."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.handle = torch.cuda.graph_pool_handle()
+        # Of one pool, graphs share only what was allocated on one stream.
+        self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.lock = threading.Lock()
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.used_on: Any = None
@@ -46,19 +48,26 @@ class Captured:
             raise ValueError(
                 f"inputs on {', '.join(sorted(elsewhere))}: a graph on {device} would keep their first values"
             )
-        self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device), torch.no_grad():
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = pool.stream
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
                     self._inputs.of(call)
             torch.cuda.current_stream(device).wait_stream(stream)
-            torch.cuda.synchronize(device)
-            with capturing(self._graph, device, pool.handle, stream):
-                self._outputs = self._inputs.of(call)
+            try:
+                self._graph, self._outputs = self._recorded(call)
+            except Exception:  # noqa: BLE001 - what is made at a first use may not be made in a capture
+                # Models that ask whether they are captured run something else then, here for the first time.
+                self._graph, self._outputs = self._recorded(call)
         if kind := opaque_in(self._outputs):
             raise ValueError(f"an output holds a {kind}: what is in it would be overwritten by the next call")
+
+    def _recorded(self, call: Callable[..., Any]) -> tuple[Any, Any]:
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, self._device, self._pool.handle, self._pool.stream):
+            return graph, self._inputs.of(call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Copy the inputs in, run the graph, copy the outputs."""

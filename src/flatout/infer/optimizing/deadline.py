@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 # How long a thread has to come back after it was told to stop.
 _GRACE_S = 5.0
+# A process at rest uses less than this share of a core over so many seconds.
+_AT_REST, _LOOK_S = 0.1, 0.2
 
 
 class TooLong(Exception):
@@ -62,6 +65,17 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     if not done:
         raise TooLong(seconds, is_gone=True)
     return done[0]
+
+
+def quiet_within(seconds: float) -> bool:
+    """Whether the process comes to rest: work that was given up may have begun threads of its own."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        used = time.process_time()
+        time.sleep(_LOOK_S)
+        if time.process_time() - used < _AT_REST * _LOOK_S:
+            return True
+    return False
 
 
 def _tell_to_stop(thread: threading.Thread) -> None:

@@ -58,7 +58,7 @@ class Prepared:
         if not self.way.cuda_graph:
             return call
         if self._pool is None:
-            self._pool = Pool()
+            self._pool = Pool(self._device)
         return Captured(call, example, self._device, self._pool)
 
     def for_example(self, example: Arguments) -> Call:

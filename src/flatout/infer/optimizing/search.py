@@ -11,7 +11,7 @@ import torch
 
 from flatout.infer.failing import words_of
 from flatout.infer.optimizing.calling import Arguments
-from flatout.infer.optimizing.deadline import TooLong, within
+from flatout.infer.optimizing.deadline import TooLong, quiet_within, within
 from flatout.infer.optimizing.facts import Facts
 from flatout.infer.optimizing.guard import Guard, Judgement
 from flatout.infer.optimizing.preparing import Call, Prepared
@@ -25,8 +25,10 @@ _TRIAL_S = 60.0
 _RESERVE_S = 3.0
 # Until one was compiled, nobody knows how long it takes: with less time than this it is not begun.
 _COMPILES_IN_S = 15.0
-# Autotuning takes longer than compiling alone, by about this factor.
-_MORE_EFFORT = 2.0
+# Autotuning takes longer than compiling alone, by about these factors: convolutions have most ways to be run.
+_MORE_EFFORT, _MORE_FOR_IMAGES = 3.0, 5.0
+# How long what a given-up compilation had begun may take to end.
+_RESTS_IN_S = 10.0
 # Half floats overflow where bfloat16 does not: they must be worth it.
 _FP16_MATTERS = 0.03
 _ATTENTION = ("cudnn", "flash", "efficient")
@@ -56,7 +58,8 @@ class Search:
         self._module, self._example, self._facts = module, example, facts
         self._guard, self._race = guard, race
         self._ends = time.monotonic() + budget_s
-        self._compile_s = _COMPILES_IN_S
+        # The longest that was seen: the compiler's caches make later ones short.
+        self._compile_s = 0.0
         self._compiler_hangs = False
         self.tried: list[TriedWay] = []
         first = Prepared(module, Way(), facts.device, facts.backend)
@@ -90,7 +93,9 @@ class Search:
             # could not be captured is gone.
             self._try("cuda-graph", cuda_graph=True)
         captures = self._facts.on_gpu and self._last("cuda-graph") not in ("failed", "unsafe")
-        others = [dataclasses.replace(eager, channels_last=False)] if eager.channels_last else []
+        others = []
+        if self._facts.has_images:  # the compiler has kernels of its own for either
+            others.append(dataclasses.replace(eager, channels_last=not eager.channels_last))
         if eager.precision in ("", "tf32") or eager.precision.endswith("autocast"):
             lower = next((one for one in self._facts.precisions if one.endswith("-weights")), None)
             if lower is not None and not self._was_unsafe(lower):
@@ -107,7 +112,7 @@ class Search:
         return next((one.verdict for one in reversed(self.tried) if one.lever == lever), "")
 
     def _was_unsafe(self, precision: str) -> bool:
-        return any(one.verdict in ("unsafe", "failed") for one in self.tried if one.lever == precision)
+        return any(one.verdict == "unsafe" for one in self.tried if one.lever == precision)
 
     def _try(self, lever: str, **changes: Any) -> None:
         self._try_way(dataclasses.replace(self.best.way, **changes), lever)
@@ -127,7 +132,8 @@ class Search:
     def _expected_s(self, way: Way) -> float:
         if not way.compile or self._is_best_but_for_graph(way):
             return 1.0
-        return self._compile_s * (_MORE_EFFORT if way.compile == "max-autotune" else 1.0)
+        effort = _MORE_FOR_IMAGES if self._facts.has_images else _MORE_EFFORT
+        return (self._compile_s or _COMPILES_IN_S) * (effort if way.compile == "max-autotune" else 1.0)
 
     def _is_best_but_for_graph(self, way: Way) -> bool:
         return way.cuda_graph and dataclasses.replace(way, cuda_graph=False) == self.best.way
@@ -138,14 +144,19 @@ class Search:
         try:
             candidate, judged, ready_s = within(limit_s, lambda: self._ready(way))
         except TooLong as late:
-            self._compiler_hangs |= bool(way.compile) and not late.is_gone
-            self._note(way, lever, "failed", str(late), ready_s=time.monotonic() - began)
+            # What still compiles would be measured with whatever comes next.
+            is_gone = late.is_gone and (not way.compile or quiet_within(_RESTS_IN_S))
+            self._compiler_hangs |= bool(way.compile) and not is_gone
+            verdict: WayVerdict = "skipped" if way.compile and is_gone else "failed"
+            self._note(way, lever, verdict, str(late), ready_s=time.monotonic() - began)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the module runs without this lever
             self._note(way, lever, "failed", words_of(error), ready_s=time.monotonic() - began)
+            if way.compile and way.cuda_graph and not self._is_best_but_for_graph(way):
+                self._try_way(dataclasses.replace(way, cuda_graph=False), f"{lever}, without a graph")
             return
-        if way.compile:
-            self._compile_s = max(ready_s, 1.0)
+        if way.compile and not self._is_best_but_for_graph(way):
+            self._compile_s = max(self._compile_s, ready_s, 1.0)
         if judged.refusal:
             self._note(way, lever, "unsafe", judged.refusal, judged=judged, ready_s=ready_s)
             return

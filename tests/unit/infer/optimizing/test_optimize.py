@@ -29,6 +29,7 @@ from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.inference import TriedWay
 
 SLOW_S = 0.01
+CPU = torch.device("cpu")
 
 
 class Moody(nn.Module):
@@ -403,7 +404,7 @@ def test_a_graph_captured_in_inference_mode_takes_calls_outside_of_it(streams: l
     from flatout.infer.optimizing.captured import Captured, Pool
 
     with torch.inference_mode():
-        run = Captured(nn.Identity(), arguments(torch.ones(2)), torch.device("cpu"), Pool())
+        run = Captured(nn.Identity(), arguments(torch.ones(2)), CPU, Pool(CPU))
     assert torch.equal(run(torch.full((2,), 3.0)), torch.full((2,), 3.0))
     assert streams
 
@@ -413,7 +414,7 @@ def test_what_hides_tensors_is_not_captured() -> None:
     from flatout.infer.optimizing.captured import Captured, Pool
 
     with pytest.raises(ValueError, match="holds a Marker"):
-        Captured(lambda _x: [Marker()], arguments(torch.ones(2)), torch.device("cpu"), Pool())
+        Captured(lambda _x: [Marker()], arguments(torch.ones(2)), CPU, Pool(CPU))
 
 
 def test_a_device_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from flatout.infer.optimizing.deadline import TooLong, within
+from flatout.infer.optimizing.deadline import TooLong, quiet_within, within
 
 
 def test_results_and_errors_pass() -> None:
@@ -28,3 +28,22 @@ def test_python_that_never_ends_is_stopped() -> None:
         within(0.1, forever)
     assert late.value.is_gone
     assert ended.wait(10)
+
+
+def test_whether_what_was_given_up_still_works_is_seen() -> None:
+    at_work, enough = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        while not enough.is_set():
+            at_work.set()
+            sum(range(10_000))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        assert at_work.wait(10)
+        assert not quiet_within(1.0)
+    finally:
+        enough.set()
+        thread.join()
+    assert quiet_within(30.0)
