@@ -15,8 +15,9 @@ from flatout.infer.serving.collating import Runner, as_numpy
 from flatout.infer.serving.wire import Item
 from flatout.records.errors import JobFailed
 
-# Of the largest value: how far rounding in another order may move one.
+# Of the largest value: how far rounding in another order may move one, by the coarsest type in the model.
 _APART = {"float64": 1e-6, "float32": 5e-3, "float16": 3e-2, "bfloat16": 1e-1}
+_COARSEST = max(_APART.values())
 _FEW = 3
 
 
@@ -82,15 +83,20 @@ def _alone(runner: Runner, item: Item) -> dict[str, Any]:
 
 
 def _takes_batches(runner: Runner, item: Item, alone: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether other items in the batch leave this one's answer as it was."""
+    """Whether other items in the batch leave this one's answer as it was.
+
+    Beside others and beside its like the same kernels run, in which types ever: only what is mixed differs.
+    Alone, others may run, and round otherwise.
+    """
     if runner.sizes:
         return True, f"it takes batches of {runner.sizes[0]} alone: smaller ones are filled up"
     try:
         beside = runner([item, _other(item), _other(item)])[0]
+        beside_its_like = runner([item, item, item])[0]
     except Exception as error:  # noqa: BLE001 - whatever it does not like
         said = (str(error).splitlines() or [""])[0][:200]
         return False, f"no batches: it takes one item at a time ({type(error).__name__}: {said})"
-    words = _differ(alone, beside)
+    words = _differ(beside_its_like, beside) or _differ(alone, beside, _COARSEST)
     return not words, f"no batches: items change each other's answers ({words})" if words else ""
 
 
@@ -104,7 +110,7 @@ def _padding(runner: Runner) -> str:
     _learn(runner, (short, less), (long, more))
     runner.pads = pads
     # Beside a longer one of the same bucket it would be padded so far, at most.
-    words = _differ(less, _within(runner, short, long))
+    words = _differ(less, _within(runner, short, long), _apart_in(runner.served.call))
     if words:
         runner.pads, runner.follows = {}, {}
         return f"no padding: it changes answers ({words}); items of different sizes do not share a batch"
@@ -151,7 +157,16 @@ def _other(item: Item) -> Item:
     return {name: array[..., ::-1].copy() if array.ndim else array for name, array in item.items()}
 
 
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _apart_in(model: Any) -> float:
+    """What rounding may do in a model with such parameters; of a function nothing is known."""
+    if not isinstance(model, torch.nn.Module):
+        return 0.0
+    kinds = {str(one.dtype).removeprefix("torch.") for one in (*model.parameters(), *model.buffers())}
+    return max((_APART.get(kind, 0.0) for kind in kinds), default=0.0)
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], apart_at_least: float = 0.0) -> str:
+    """In which output, and by how much, they are further apart than rounding is in its type."""
     for name, value in one.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             if np.shape(value) != np.shape(other[name]) or not np.array_equal(value, other[name]):
@@ -164,6 +179,6 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         differs = ~((mine == its) | (np.isnan(mine) & np.isnan(its)))
         scale = float(np.max(np.abs(mine), initial=0.0, where=np.isfinite(mine))) or 1.0
         apart = float(np.max(np.abs(mine[differs] - its[differs]), initial=0.0)) / scale
-        if not apart <= _APART.get(str(value.dtype), _APART["bfloat16"]):
+        if not apart <= max(apart_at_least, _APART.get(str(value.dtype), _COARSEST)):
             return f"{name} moves by {apart:.2g} of its largest value"
     return ""

@@ -262,6 +262,27 @@ def test_padding_in_bfloat16_is_proven_in_bfloat16() -> None:
     assert prove(one).notes == ()
 
 
+class Rounding(nn.Module):
+    """Computes in bfloat16 and answers in float32; a batch is summed in another order than one alone."""
+
+    def __init__(self, mixes: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(8).reshape(4, 2).bfloat16())
+        self.mixes = mixes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = (x.bfloat16() @ self.weight).float()
+        one_rounding = 1 + 2.0**-7 if len(x) > 1 else 1.0
+        return made * one_rounding + self.mixes * made.mean(0)
+
+
+def test_rounding_inside_of_a_model_is_not_taken_for_items_that_mix() -> None:
+    assert prove(runner(Rounding(), "x:float32[4]")) == Proof(batches=True, notes=())
+    mixing = prove(runner(Rounding(mixes=0.05), "x:float32[4]"))
+    assert not mixing.batches
+    assert "items change each other's answers" in mixing.notes[0]
+
+
 @pytest.mark.parametrize(
     ("words", "is_lost"),
     [
