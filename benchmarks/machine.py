@@ -43,5 +43,8 @@ def write(subject: str, result: dict[str, Any], out: str | None) -> None:
     if path.is_dir():
         path /= f"{subject}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, **result}, indent=1) + "\n")
+    # Whole or not at all: whoever presses Ctrl-C keeps the last one.
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"machine": machine, **result}, indent=1) + "\n")
+    partial.replace(path)
     print(f"wrote {path}")
