@@ -109,7 +109,44 @@ def test_compiled_and_rewritten(mode: str) -> None:
     for _ in range(4):  # graphs are recorded on the second call, and replayed from the third
         compiled = trained(model, call, x)
     assert off(trained(model, model, x), compiled) < 0.03
+    model.zero_grad()
     assert "softmax" not in kernels(call, x)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6])
+def test_a_second_call_before_the_backward_pass_ends_graphs_and_nothing_is_lost(steps: int) -> None:
+    model, x = Written().cuda(), torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
+    other = torch.randn_like(x)
+    call = Stage((Compile, {"mode": "reduce-overhead"})).call(model)
+    for _ in range(steps):
+        trained(model, call, x)
+    model.zero_grad()
+    first = call(x)
+    with pytest.raises(Broken, match="before the backward pass"):
+        call(other)
+    (first.square().mean() + model(other).square().mean()).backward()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    (model(x).square().mean() + model(other).square().mean()).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+def test_graphs_that_were_dropped_give_their_memory_back() -> None:
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).cuda()
+    x = torch.randn(8192, 2048, device="cuda")
+    stage = Stage((Compile, {"mode": "reduce-overhead"}))
+    call = stage.call(model)
+    for _ in range(5):
+        trained(model, call, x)
+    del call
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    stage.levers[0].let_go()
+    torch.cuda.empty_cache()
+    # Eight outputs of 64 MiB at least, which the backward pass needs.
+    assert held - torch.cuda.memory_reserved() > 400 << 20
+    assert off(trained(model, model, x), trained(model, model, x)) == 0.0
 
 
 def test_outputs_of_graphs_are_lent_and_never_overwritten_while_kept() -> None:

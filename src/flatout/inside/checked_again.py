@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.inside.habits import HabitsTap, compiles
 from flatout.levers.attention_kernels import OWN_CHOICE
 from flatout.levers.job import JobFacts
-from flatout.levers.lever import Lever
+from flatout.levers.lever import Lever, Settings
 
 if TYPE_CHECKING:
     from flatout.inside.session import Session
@@ -51,8 +51,8 @@ class CheckedAgain:
             ranks=session.rank_and_world_size()[1],
         )
 
-    def refusal(self, kind: type[Lever]) -> str:
-        """Why the lever does not hold here; empty where it does."""
+    def refusal(self, kind: type[Lever], settings: Settings) -> str:
+        """Why the lever does not hold here, or not with these settings; empty where it does."""
         if kind.id in _LATER or (self._lacks_optimizers and kind.on_optimizer is not Lever.on_optimizer):
             return ""
-        return kind.check(self._job)
+        return kind.check(self._job) or kind.check_settings(self._job, settings)

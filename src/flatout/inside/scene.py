@@ -39,6 +39,8 @@ class Scene:
         self._as_written: dict[int, Call] = {}
         self._composed: dict[tuple[int, tuple[str, ...]], Call] = {}
         self._dropped: set[str] = set()
+        # Taken off for good, and not done with yet.
+        self._gone: list[Lever] = []
         # Of these, the keys and names of what did not suit the roots that were known then.
         self._not_here: dict[str, str] = {}
         self._checked_again: CheckedAgain | None = None
@@ -176,16 +178,31 @@ class Scene:
     def end(self) -> None:
         """Nothing of ours is on any more, nor comes on again."""
         self.switch([])
+        self.hear_no_more()
+
+    def hear_no_more(self) -> None:
+        """Of updates; levers stay as they are."""
         if self._updates is not None:
             self._updates.end()
             self._updates = None
 
     # How a lever comes on, works and goes
 
-    def _updated(self) -> None:
+    def _updated(self, optimizer: Any) -> None:
         for lever in list(self._on.values()):
             with self._dropping(lever):
-                lever.updated()
+                lever.updated(optimizer)
+        # The step in which these went is over. While levers take turns, others may share what they keep.
+        while self._gone and self._session.order.check_levers:
+            lever = self._gone.pop()
+            self._composed = {
+                place: call for place, call in self._composed.items() if not self._is_in(lever, place[1])
+            }
+            with contextlib.suppress(Exception):
+                lever.let_go()
+
+    def _is_in(self, lever: Lever, keys: Sequence[str]) -> bool:
+        return any(self._made.get(key) is lever for key in keys)
 
     def _turn_on(self, key: str, one: dict[str, Any]) -> None:
         kind = BY_ID.get(one["id"])
@@ -195,14 +212,15 @@ class Scene:
         if self._refusal and not self._roots:
             self._drop(key, one["id"], self._refusal)
             return
-        refusal = self._checked_again.refusal(kind) if self._checked_again is not None else ""
+        settings = dict(one.get("settings", {}))
+        refusal = self._checked_again.refusal(kind, settings) if self._checked_again is not None else ""
         if refusal:
             self._drop(key, kind.id, refusal)
             self._not_here[key] = kind.id
             return
         lever = self._made.get(key)
         if lever is None:
-            lever = self._made[key] = kind(self, dict(one.get("settings", {})))
+            lever = self._made[key] = kind(self, settings)
         try:
             lever.apply()
         except Refused as refusal:
@@ -282,6 +300,7 @@ class Scene:
                 lever.undo()
         key = next((key for key, one in self._made.items() if one is lever), lever.id)
         self._drop(key, lever.id, reason)
+        self._gone.append(lever)
 
     def _drop(self, key: str, lever: str, reason: str) -> None:
         """For good, with these settings; with others it may do better."""

@@ -156,6 +156,8 @@ class Session:
     def disarm(self) -> None:
         """Take every tap off, leaving the process as it was found."""
         self._rack.remove_all()
+        if self.scene is not None:
+            self.scene.hear_no_more()
         if self.calls is not None:
             self.calls.remove()
         if self._worker_loop is not None:

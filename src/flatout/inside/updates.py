@@ -11,20 +11,20 @@ from typing import Any
 
 
 class Updates:
-    """Calls `heard` after each update from here on, until it is ended: not from within an update."""
+    """Calls `heard` with the optimizer after each update, until it is ended: not from within an update."""
 
-    def __init__(self, torch: Any, heard: Callable[[], None]) -> None:
+    def __init__(self, torch: Any, heard: Callable[[Any], None]) -> None:
         optimizers: Any = importlib.import_module("torch.optim.optimizer")
-        self._hook = optimizers.register_optimizer_step_post_hook(lambda *_: heard())
+        self._hook = optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: heard(optimizer))
         self._scaler = torch.amp.GradScaler
         self._real = real = self._scaler.step
 
         @functools.wraps(real)
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return real(*args, **kwargs)
+                return real(scaler, optimizer, *args, **kwargs)
             finally:
-                heard()
+                heard(optimizer)
 
         self._scaler.step = self._ours = step
 

@@ -4,6 +4,7 @@ A measured baseline shows it, but a run may have other arguments than its plan. 
 trains with no update in between, once a backward pass has left gradients.
 """
 
+import weakref
 from typing import Any
 
 from flatout.levers.lever import Broken, Call
@@ -19,6 +20,8 @@ class Accumulation:
         trained = [one for one in root.parameters() if one.requires_grad]
         self._sample = trained[:: max(1, len(trained) // _LOOKED_AT)]
         self._call = call
+        # Optimizers that update these.
+        self._own: weakref.WeakSet[Any] = weakref.WeakSet()
         # What gradients there were at the last call; None where there was an update since.
         self._had: list[tuple[int, int] | None] | None = None
 
@@ -32,9 +35,21 @@ class Accumulation:
         self._had = has
         return self._call(*args, **kwargs)
 
-    def updated(self) -> None:
-        """An optimizer has made an update."""
+    def updated(self, optimizer: Any) -> bool:
+        """An optimizer has made an update; whether of this model."""
+        is_own = optimizer in self._own or self._is_updated_by(optimizer)
+        if is_own:
+            self._own.add(optimizer)
+            self.forget()
+        return is_own
+
+    def forget(self) -> None:
+        """What gradients there are is of no matter to the next call."""
         self._had = None
+
+    def _is_updated_by(self, optimizer: Any) -> bool:
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        return any(id(one) in held for one in self._sample)
 
 
 def _mark(gradient: Any) -> tuple[int, int] | None:

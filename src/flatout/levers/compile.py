@@ -1,5 +1,6 @@
 """torch.compile around the model's call."""
 
+import sys
 from typing import Any
 
 from flatout.levers.accumulation import Accumulation
@@ -11,6 +12,7 @@ from flatout.levers.graph_outputs import GraphOutputs
 from flatout.levers.job import JobFacts, amdahl
 from flatout.levers.lever import Call, Lever, Scene, Settings
 from flatout.levers.loss_function import loss_function
+from flatout.levers.pending import Pending
 
 # Elements of a loss's input: with fewer, what is launched costs more than what is read.
 _LARGE_LOSS = 1 << 22
@@ -57,12 +59,20 @@ class Compile(Lever):
     @classmethod
     def variants(cls, job: JobFacts) -> tuple[Settings, ...]:
         """Plain first; with CUDA graphs where one call makes one step."""
-        if not job.on_gpu:
-            return ({"mode": "default"},)
-        graphs = (
-            job.micro_batches <= 1 and job.habit("input_shapes", 1) == 1 and len(job.habit("roots", ())) <= 1
-        )
-        return ({"mode": "default"}, {"mode": "reduce-overhead"}) if graphs else ({"mode": "default"},)
+        graphs: Settings = {"mode": "reduce-overhead"}
+        has_graphs = job.on_gpu and not cls.check_settings(job, graphs)
+        return ({"mode": "default"}, graphs) if has_graphs else ({"mode": "default"},)
+
+    @classmethod
+    def check_settings(cls, job: JobFacts, settings: Settings) -> str:
+        """Graphs write over what the last call left: one call must make one step. On a CPU there are none."""
+        if settings.get("mode") not in WITH_GRAPHS or not job.on_gpu:
+            return ""
+        if len(job.habit("roots", ())) > 1:
+            return "CUDA graphs of several models would write over each other"
+        if job.micro_batches > 1 or job.habit("input_shapes", 1) > 1:
+            return "CUDA graphs need one call a step, of one shape"
+        return ""
 
     @classmethod
     def autotuned(cls, job: JobFacts, settings: Settings) -> Settings | None:
@@ -86,6 +96,8 @@ class Compile(Lever):
     def __init__(self, scene: Scene, settings: Settings) -> None:
         super().__init__(scene, settings)
         self._compiled_loss: Call | None = None
+        self._pending = Pending()
+        self._graphs: list[GraphOutputs] = []
         self._accumulations: list[Accumulation] = []
 
     def apply(self) -> None:
@@ -95,12 +107,24 @@ class Compile(Lever):
     def undo(self) -> None:
         """Leave the loss alone."""
         loss_function(self.scene.torch).take(self.id)
-        self.updated()  # what comes until it is on again is not seen
-
-    def updated(self) -> None:
-        """Gradients from before it are used up."""
         for one in self._accumulations:
-            one.updated()
+            one.forget()  # what comes until it is on again is not seen
+
+    def updated(self, optimizer: Any) -> None:
+        """Gradients from before it are used up, and so is what the backward pass needed."""
+        for one in self._accumulations:
+            if one.updated(optimizer):
+                self._pending.forget()
+
+    def let_go(self) -> None:
+        """Graphs keep a whole step's activations for their next replay: give them back."""
+        for one in self._graphs:
+            one.release()
+        trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+        if self._graphs and trees is not None:
+            trees.reset_cudagraph_trees()
+        self._graphs.clear()
+        self._accumulations.clear()
 
     def _around_the_loss(self, real: Call) -> Call:
         torch = self.scene.torch
@@ -138,7 +162,8 @@ class Compile(Lever):
             compiled = torch.compile(inner, mode=None if mode == "default" else mode)
         if mode not in WITH_GRAPHS:
             return self._insisting_on_a_graph(compiled)
-        self._accumulations.append(Accumulation(root, GraphOutputs(torch, compiled)))
+        self._graphs.append(GraphOutputs(torch, compiled, self._pending))
+        self._accumulations.append(Accumulation(root, self._graphs[-1]))
         return self._insisting_on_a_graph(self._accumulations[-1])
 
     def _insisting_on_a_graph(self, compiled: Call) -> Call:

@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.levers.lever import Broken, Call
 from flatout.levers.outputs import map_tensors, memory_of
+from flatout.levers.pending import Pending
 
 # Losses that a script collects.
 _SMALL_BYTES = 1 << 20
@@ -23,9 +24,10 @@ _WATCHED = 4
 class GraphOutputs:
     """The call of a model that replays CUDA graphs; its outputs stay as they are for as long as needed."""
 
-    def __init__(self, torch: Any, compiled: Call) -> None:
+    def __init__(self, torch: Any, compiled: Call, pending: Pending | None = None) -> None:
         self._torch = torch
         self._compiled = compiled
+        self._pending = pending or Pending()
         self._lent: list[Lent] = []
         # Of the first calls: the memory of the copies that the script got.
         self._given: list[list[Any]] = []
@@ -39,8 +41,9 @@ class GraphOutputs:
         self.copies_all = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One call; raises Broken, before anything is overwritten, where the script keeps an output."""
+        """One call; raises Broken, before anything is overwritten that the script or autograd still needs."""
         self._alive.clear()
+        self._pending.refuse()
         found = [lent.held() for lent in self._lent]
         if len(self._given) < _WATCHED:
             return self._call_and_watch(args, kwargs)
@@ -70,7 +73,14 @@ class GraphOutputs:
     def _replayed(self, args: Any, kwargs: Any) -> Any:
         self._lent.clear()
         self._torch.compiler.cudagraph_mark_step_begin()
-        return self._compiled(*args, **kwargs)
+        result = self._compiled(*args, **kwargs)
+        self._pending.called(result)
+        return result
+
+    def release(self) -> None:
+        """It is not called any more: hold nothing."""
+        for held in (self._alive, self._lent, self._given, self._nobody):
+            held.clear()
 
     def _keep(self, tensor: Any) -> Any:
         if self.copies_all or tensor.nbytes <= _SMALL_BYTES:

@@ -104,6 +104,11 @@ class Lever:
         return ({},)
 
     @classmethod
+    def check_settings(cls, job: JobFacts, settings: Settings) -> str:
+        """Why these settings do not hold for this job, though others may; empty where they do."""
+        return ""
+
+    @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:
         """How many times faster a step should be."""
         return 1.0
@@ -132,5 +137,8 @@ class Lever:
     def on_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made while this lever is on."""
 
-    def updated(self) -> None:
+    def updated(self, optimizer: Any) -> None:
         """An optimizer has made an update, or a scaler has left one out, while this lever is on."""
+
+    def let_go(self) -> None:
+        """It was dropped for good, and the step in which it was is over: keep nothing."""

@@ -113,5 +113,5 @@ def take_off(session: Session) -> None:
     """Levers and taps of a session, so that the process is as it was found."""
     session.finish()
     if session.scene is not None:
-        session.scene.switch([])
+        session.scene.end()
     session.disarm()

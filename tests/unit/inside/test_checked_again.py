@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.inside.checked_again import CheckedAgain
 from flatout.inside.session import Session
+from flatout.levers.compile import Compile
 from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.records.session import Order
 
@@ -100,3 +102,16 @@ def test_a_script_that_compiles_a_model_itself_keeps_it_as_it_is(
     for _ in range(3):
         update(optimizer, model(torch.randn(8, 4)).pow(2).mean())
     assert "compiles itself" in session.facts["levers"]["compile"]["dropped"]
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(1, False), (2, True)])
+def test_cuda_graphs_of_a_plan_are_for_one_model(
+    under: Any, monkeypatch: pytest.MonkeyPatch, count: int, is_refused: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    models = [nn.Linear(4, 1) for _ in range(count)]
+    optimizers = [torch.optim.SGD(models[0].parameters(), lr=0.1)]
+    checked = CheckedAgain(under(), models, optimizers, torch.device("cuda"), None)
+    for mode in ("reduce-overhead", "max-autotune"):
+        assert ("several models" in checked.refusal(Compile, {"mode": mode})) == is_refused
+    assert checked.refusal(Compile, {"mode": "default"}) == ""

@@ -1,5 +1,6 @@
 """Levers in a running process: on from the first training call, off without a trace, dropped if they fail."""
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,6 +116,7 @@ def test_the_model_is_left_as_it_was_found(watching: Any) -> None:
     train(model)
     assert list(model.state_dict()) == ["weight"]
     session.disarm()
+    assert not importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
     assert "_compiled_call_impl" not in model.__dict__
     assert model(torch.ones(1, 2)).item() == 2.0
     assert Doubling.log == ["apply"]
@@ -216,6 +218,24 @@ def test_a_lever_that_does_nothing_goes_and_its_call_stands(watching: Any) -> No
 def test_a_lever_that_says_that_it_can_hold_no_longer_is_the_one_to_go(watching: Any) -> None:
     watching({"id": "doubling", "settings": {"broken": True}}, {"id": "doubling", "settings": {}})
     assert train(ones()) == [2.0, 4.0, 4.0]
+
+
+def test_what_a_dropped_lever_keeps_is_given_back_when_its_step_is_over(
+    watching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(Doubling, "let_go", lambda lever: gone.append(lever.settings["name"]))
+    ways = ({"name": "broken", "broken": True}, {"name": "good"})
+    session = watching(*({"id": "doubling", "settings": way} for way in ways), check_levers=True)
+    model, optimizer = ones(), None
+    assert model(torch.ones(1, 2)).item() == 2.0
+    assert session.facts["levers"]["doubling"]["dropped"] == "it can hold no longer"
+    assert gone == [], "what the call has left may still be needed"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert gone == ["broken"]
+    assert model(torch.ones(1, 2)).item() == 4.0
 
 
 def test_who_came_on_last_goes_first(watching: Any, monkeypatch: pytest.MonkeyPatch) -> None:

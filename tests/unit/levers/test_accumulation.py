@@ -30,7 +30,7 @@ class Loop:
 
     def update(self) -> None:
         self.optimizer.step()
-        self.call.updated()
+        self.call.updated(self.optimizer)
 
 
 @pytest.mark.parametrize("zeroes_late", [False, True])
@@ -45,7 +45,7 @@ def test_one_backward_pass_an_update_is_none(zeroes_late: bool) -> None:
 
 
 @pytest.mark.parametrize("zeroes_late", [False, True])
-def test_two_calls_for_one_backward_pass_are_none(zeroes_late: bool) -> None:
+def test_two_calls_for_one_backward_pass_add_nothing_up(zeroes_late: bool) -> None:
     loop = Loop(zeroes_late=zeroes_late)
     for _ in range(4):
         loop.zero(late=False)
@@ -90,3 +90,16 @@ def test_an_update_that_a_scaler_leaves_out_is_over_all_the_same() -> None:
     updates.end()
     assert skipped > 1
     assert torch.amp.GradScaler.step is as_found
+
+
+def test_an_update_of_something_else_ends_nothing() -> None:
+    """As of a temperature or an entropy model, which has an optimizer of its own."""
+    loop = Loop()
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    loop.loss().backward()
+    loop.call.updated(other)
+    with pytest.raises(Broken, match="added up over several calls"):
+        loop.loss()
+    other.add_param_group({"params": list(loop.model.parameters())})
+    loop.call.updated(other)
+    loop.loss()

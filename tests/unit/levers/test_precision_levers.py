@@ -415,7 +415,7 @@ def test_evaluation_goes_through_what_has_remade_the_model() -> None:
     model.eval()
     with torch.no_grad():
         assert call(x).dtype == torch.float32
-    real.switch([])
+    real.end()
     with torch.no_grad():
         assert torch.equal(call(x), model(x))
 
@@ -431,8 +431,9 @@ def test_a_model_that_cannot_be_remade_runs_as_written() -> None:
     model = Stubborn(4, 4)
     before, x = model.weight.detach().clone(), torch.randn(2, 4)
     expected = model(x)
-    _, call, facts = in_a_scene(model, torch.optim.SGD(model.parameters(), lr=0.1), "bf16-parameters")
+    real, call, facts = in_a_scene(model, torch.optim.SGD(model.parameters(), lr=0.1), "bf16-parameters")
     assert torch.equal(call(x), expected)
+    real.end()
     assert "RuntimeError" in facts["bf16-parameters"]["dropped"]
     assert torch.equal(model.weight, before)
 
