@@ -5,6 +5,7 @@ Workers that live on from pass to pass only because of us are started anew where
 since: what is in them is what it was when they were started.
 """
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -176,8 +177,9 @@ def _asks_for_worker_info(data_set: Any) -> bool:
 
 def _holds_device_tensors(value: Any, depth: int = _DEEPEST) -> bool:
     """Also in a data set that it wraps, in its lists and dicts: the first few of each tell."""
-    if hasattr(value, "device") and hasattr(value.device, "type"):
-        return bool(value.device.type != "cpu")
+    with contextlib.suppress(Exception):  # objects may do anything when they are asked for an attribute
+        if hasattr(value, "untyped_storage"):
+            return bool(value.device.type != "cpu")
     if depth == 0 or isinstance(value, str | bytes | int | float | type):
         return False
     if isinstance(value, dict):

@@ -55,6 +55,11 @@ class _Sink:
         self._hash.update(data)
         return size
 
+    def make_room(self, size: int) -> None:
+        """Raise where so many bytes more would be too many, before they are made."""
+        if self._bytes + size > _MOST_BYTES:
+            raise _TooMuch
+
     def digest(self) -> bytes:
         return self._hash.digest()
 
@@ -73,12 +78,15 @@ class _Pickler(pickle.Pickler):
             return _same, (id(obj),)
         if isinstance(obj, FunctionType):
             cells = [_contents(cell) for cell in obj.__closure__ or ()]
-            held = (obj.__defaults__, obj.__kwdefaults__, cells, _globals_of(obj))
+            held = (obj.__defaults__, obj.__kwdefaults__, cells, _globals_of(obj), vars(obj))
             return _same, (id(obj.__code__),), held
         if isinstance(obj, property):
             return _same, (id(obj),), (obj.fget, obj.fset)
         if isinstance(obj, MethodType | staticmethod | classmethod):
             return _same, (), (obj.__func__, getattr(obj, "__self__", None))
+        wrapped = getattr(obj, "__dict__", {}).get("__wrapped__")
+        if callable(wrapped):  # a cache around a function of the script's, say
+            return _same, (id(obj),), (wrapped,)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             return _same, self._of_tensor(torch, obj)
@@ -92,6 +100,7 @@ class _Pickler(pickle.Pickler):
         known = (tensor._version, tuple(tensor.shape), str(tensor.dtype))  # noqa: SLF001
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return (*known, id(tensor))
+        self._sink.make_room(tensor.numel() * tensor.element_size())
         self._sink.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
         return known
 
@@ -138,15 +147,31 @@ def _held_by_class(kind: type) -> dict[str, Any]:
 
 
 def _globals_of(function: FunctionType) -> dict[str, Any]:
-    """What a function of the script's names outside of itself, also in modules of the script's."""
+    """What a function of the script's names outside of itself, also in modules of the script's.
+
+    Modules that it imports when it is called count, as do those within others (`project.settings.SIZE`).
+    """
     if not is_users_file(function.__code__.co_filename):
         return {}
     names = set(_names_in(function.__code__))
     found = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
-    for module in [one for one in found.values() if isinstance(one, ModuleType) and _is_users(one.__name__)]:
-        inside = {f"{module.__name__}.{name}": vars(module)[name] for name in names & vars(module).keys()}
-        found |= dict(sorted(inside.items()))
+    to_see, seen = [*found.values(), *_imported_by(function, names)], set()
+    for module in to_see:
+        if not isinstance(module, ModuleType) or module.__name__ in seen or not _is_users(module.__name__):
+            continue
+        seen.add(module.__name__)
+        inside = {name: vars(module)[name] for name in sorted(names & vars(module).keys())}
+        found |= {f"{module.__name__}.{name}": value for name, value in inside.items()}
+        to_see += inside.values()
     return found
+
+
+def _imported_by(function: FunctionType, names: set[str]) -> list[Any]:
+    """Modules that its own import statements may mean, by their whole names or beside its own module."""
+    package = str(function.__globals__.get("__package__") or "")
+    around = [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
+    meant = (f"{place}.{name}" if place else name for name in sorted(names) for place in ("", *around))
+    return [sys.modules[name] for name in meant if name in sys.modules]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

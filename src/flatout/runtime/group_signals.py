@@ -17,19 +17,27 @@ class Lookout:
 
     def __init__(self) -> None:
         self._waiting: subprocess.Popen[bytes] | None = None
+        # Came to all while another one was looked into, and was not asked for yet.
+        self._ahead: int | None = None
         self._post()
 
-    def saw_it(self) -> bool:
-        """Whether the signal that has just come to us came to all."""
-        if self._waiting is None:
+    def saw_it(self, number: int) -> bool:
+        """Whether this signal, which has just come to us, came to all: to be asked of each that comes."""
+        if self._ahead == number:
+            self._ahead = None
+            return True
+        waiting = self._waiting
+        if waiting is None:
             return False
         try:
-            code = self._waiting.wait(_LATER_S)
+            code = waiting.wait(_LATER_S)
         except subprocess.TimeoutExpired:
             return False
-        self._relieve()
-        self._post()
-        return code < 0
+        if waiting is self._waiting:  # else another signal came meanwhile, and was looked into first
+            self._relieve()
+            self._post()
+            self._ahead = -code if code < 0 and code != -number else None
+        return code == -number
 
     def end(self) -> None:
         """Nobody has to see any more."""

@@ -174,12 +174,17 @@ class _PassedOn:
             self.asked_s = self.asked_s or time.monotonic()
         if self._child is None:
             self._early.append(number)
-            return
-        # A terminal that goes away tells its leader alone, and at once the job cannot print any more.
-        if number != signal.SIGHUP and self._lookout.saw_it():
+        elif number == signal.SIGHUP:
+            # A terminal that goes away tells its leader alone, and at once the job cannot print any more.
+            self._pass_on(number)
+        if self._lookout.saw_it(number) or self._child is None or number == signal.SIGHUP:
             return  # the job has it as well: what follows is the job's to say
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._child.send_signal(number)
+            if self._child is not None:
+                self._child.send_signal(number)
 
 
 @contextlib.contextmanager

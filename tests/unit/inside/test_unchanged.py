@@ -1,11 +1,12 @@
 """A data set that has changed is told from one that has not, whatever it is made of."""
 
 import functools
+import importlib
 import random
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,6 +165,72 @@ def test_what_a_function_names_outside_of_it_counts(monkeypatch: pytest.MonkeyPa
     assert checksum_of(shorten) not in (None, before)
 
 
+PROJECT = {
+    "settings.py": "STRENGTH = 1",
+    "sets.py": """
+import functools
+import a_project.settings
+from a_project import settings
+
+def stronger(x):
+    return x * stronger.by
+
+stronger.by = 1
+
+@functools.lru_cache
+def table(x):
+    return x * settings.STRENGTH
+
+class Within:
+    def __getitem__(self, x):
+        return x * a_project.settings.STRENGTH
+
+class Imports:
+    def __getitem__(self, x):
+        from a_project.settings import STRENGTH
+        return x * STRENGTH
+
+class ImportsBeside:
+    def __getitem__(self, x):
+        from .settings import STRENGTH
+        return x * STRENGTH
+
+class Cached:
+    def __getitem__(self, x):
+        return table(x)
+
+class Attribute:
+    def __getitem__(self, x):
+        return stronger(x)
+""",
+}
+
+
+@pytest.fixture
+def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    package = tmp_path / "a_project"
+    package.mkdir()
+    for name, text in PROJECT.items():
+        (package / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("a_project.sets")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "a_project"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("kind", ["Within", "Imports", "ImportsBeside", "Cached", "Attribute"])
+def test_what_modules_of_the_script_hold_counts_however_it_is_reached(sets: Any, kind: str) -> None:
+    one = getattr(sets, kind)()
+    before = checksum_of(one, None)
+    assert before is not None
+    assert checksum_of(one, None) == before
+    if kind == "Attribute":
+        sets.stronger.by = 2
+    else:
+        sets.settings.STRENGTH = 2
+    assert checksum_of(one, None) not in (None, before)
+
+
 def test_what_cannot_be_pickled_is_told_by_what_it_is() -> None:
     class Local:
         pass
@@ -199,3 +266,8 @@ def test_what_takes_too_long_or_refuses_is_not_known(monkeypatch: pytest.MonkeyP
     assert checksum_of(Refuses()) is None
     monkeypatch.setattr(unchanged, "_MOST_BYTES", 100)
     assert checksum_of(torch.zeros(1000)) is None
+
+
+def test_what_is_too_large_is_not_copied_to_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda _: pytest.fail("it was copied"))
+    assert checksum_of(torch.zeros(1).expand(1 << 30)) is None
