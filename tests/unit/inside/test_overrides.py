@@ -221,6 +221,22 @@ def test_a_data_set_that_holds_tensors_on_a_device_gets_no_workers(install: Inst
     assert "on a GPU" in session.facts["loader_overrides"][0]["reason"]
 
 
+def test_a_data_set_that_only_names_a_device_or_minds_being_looked_at_gets_workers(install: Install) -> None:
+    class Touchy:
+        def __getattr__(self, name: str) -> Any:
+            raise OSError("no such library")
+
+    class Names(TensorDataset):
+        device = torch.device("cuda")
+
+        def __init__(self) -> None:
+            super().__init__(torch.zeros(4))
+            self.place, self.touchy = torch.device("cuda", 0), Touchy()
+
+    install(num_workers=2)
+    assert DataLoader(Names()).num_workers == 2
+
+
 def test_a_loader_with_a_timeout_keeps_its_workers(install: Install) -> None:
     session = install(num_workers=0)
     assert DataLoader(DATA, num_workers=2, timeout=5).num_workers == 2
