@@ -1,7 +1,7 @@
 """How many samples a step sees."""
 
 from flatout.levers.job import JobFacts
-from flatout.levers.lever import Lever, Settings
+from flatout.levers.lever import ONLY_ALLOWED, Lever, Settings
 
 
 class BatchSize(Lever):
@@ -22,7 +22,7 @@ class BatchSize(Lever):
     @classmethod
     def check(cls, job: JobFacts) -> str:
         """The user must allow it."""
-        return "it changes the training: only with --allow batch-size"
+        return ONLY_ALLOWED
 
     @classmethod
     def predict(cls, job: JobFacts, settings: Settings) -> float:

@@ -15,6 +15,7 @@ Call = Callable[..., Any]
 # training.
 Safety = Literal["exact", "resampled", "numeric", "memory", "recipe"]
 Settings = dict[str, Any]
+ONLY_ALLOWED = "it changes the training: only with --allow and its name"
 
 
 class Refused(Exception):

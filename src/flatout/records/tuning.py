@@ -1,12 +1,14 @@
 """What tuning tried and found: the document of `flatout tune`."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from flatout.records.finding import Finding
 from flatout.records.unknown import fill_reasons
+from flatout.records.words import with_settings
 
 # Why levers were left out whose turn had not come.
 ENDED_BY_CTRL_C = "ended by Ctrl-C"
@@ -122,3 +124,12 @@ class Tuning:
 
     def __post_init__(self) -> None:
         fill_reasons(self, default="not made")
+
+
+def not_tried(trials: Iterable[LeverTrial]) -> dict[str, list[str]]:
+    """Levers that were left out, by the reason for it."""
+    found: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.verdict == "skipped":
+            found.setdefault(trial.reason, []).append(with_settings(trial.lever, trial.settings))
+    return found

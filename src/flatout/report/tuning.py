@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flatout.records.places import DEFAULT_PLAN
-from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning
+from flatout.records.tuning import LeverTrial, Pace, Rung, Tuning, not_tried
 from flatout.records.words import memory_size, percent, three_digits, with_settings
 from flatout.report.figures import milliseconds, times
 from flatout.report.plain import inert, is_narrow, line
@@ -90,10 +90,7 @@ def _draw_trials(trials: tuple[LeverTrial, ...], console: Console) -> None:
     if tried:
         console.print(table)
         console.print()
-    skipped: dict[str, list[str]] = {}
-    for trial in trials:
-        if trial.verdict == "skipped":
-            skipped.setdefault(trial.reason, []).append(with_settings(trial.lever, trial.settings))
+    skipped = not_tried(trials)
     if skipped:
         console.print(line("not tried", "bold"))
         for reason, names in skipped.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flatout.records.places import DEFAULT_PLAN
-from flatout.records.tuning import LeverTrial, Pace, Tuning
+from flatout.records.tuning import LeverTrial, Pace, Tuning, not_tried
 from flatout.records.words import duration, memory_size, percent, three_digits, with_settings
 from flatout.report.charts import (
     LARGEST,
@@ -28,7 +28,7 @@ BAR_SPAN, BAR_HEIGHT = 1000.0, 20.0
 # What is left of a bar stays visible, however fast the job became.
 _THINNEST = 2.0
 # In the order in which people want to read them.
-_VERDICTS = ("kept", "unsafe", "failed", "rejected", "skipped")
+_VERDICTS = ("kept", "unsafe", "failed", "rejected")
 _GUARD_WORDS = {
     "same": "Learns the same",
     "unsafe": "Does not learn the same",
@@ -68,7 +68,8 @@ def tuning_page(tuning: Tuning) -> str:
     templates = environment()
     templates.filters.update(span=_span)
     has_gain = bool(tuning.ladder) or tuning.speedup != 1.0
-    trials = sorted(tuning.trials, key=lambda trial: _VERDICTS.index(trial.verdict))
+    tried = [trial for trial in tuning.trials if trial.verdict != "skipped"]
+    trials = sorted(tried, key=lambda trial: _VERDICTS.index(trial.verdict))
     return templates.get_template("tuning.html.j2").render(
         tuning=tuning,
         command=f"flatout tune {tuning.typed}" if tuning.typed else shlex.join(tuning.command),
@@ -78,6 +79,7 @@ def tuning_page(tuning: Tuning) -> str:
         bar={"span": BAR_SPAN, "height": BAR_HEIGHT},
         rows=_rows(tuning),
         trials=[(trial, _name(trial), _interval(trial)) for trial in trials],
+        not_tried=not_tried(tuning.trials),
         measured_again=any(_is_outside(trial) for trial in trials),
         scatter=scatter(trials),
         guard_words=_GUARD_WORDS[tuning.guard.verdict],

@@ -4,6 +4,7 @@ import dataclasses
 
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
+from flatout.levers.lever import ONLY_ALLOWED
 
 OUT_OF_TIME = "the time allowed was over"
 TOO_SHORT = "too few to compare"
@@ -27,13 +28,15 @@ class Limits:
     for_memory: bool = False
 
     def refusal(self, lever: str, job: JobFacts) -> str:
-        """Why the user wants this lever left out of this job, or nothing."""
+        """Why this lever is left out of this job, or nothing: what the job cannot have need not be allowed."""
         if self.only and lever not in self.only:
             return "left out by --only"
         if lever in self.skip:
             return "left out by --skip"
+        if reason := BY_ID[lever].check(job):
+            return reason
         if BY_ID[lever].safety == "recipe" and lever not in self.allow:
-            return f"it changes the training: only with --allow {lever}"
+            return ONLY_ALLOWED
         if BY_ID[lever].safety == "memory" and not self.for_memory:
             return "it saves memory, not time: with --goal memory, or where --max-memory binds"
         if BY_ID[lever].is_for_memory(job) and not self.for_memory and lever not in self.only:

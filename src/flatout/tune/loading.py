@@ -157,7 +157,7 @@ class LoaderStage:
     def _refusal(self, job: JobFacts) -> str:
         if self._measurer.request.goal == "memory":
             return "workers serve speed, and take memory"
-        return self._limits.refusal("loader", job) or BY_ID["loader"].check(job)
+        return self._limits.refusal("loader", job)
 
     def on_top(
         self, job: JobFacts, finder: Finder, loaded: Loaded, *, later_on: bool

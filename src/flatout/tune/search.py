@@ -80,7 +80,7 @@ class Finder:
         for lever in levers:
             if not lever.switchable:
                 continue
-            reason = self._limits.refusal(lever.id, self._job) or lever.check(self._job)
+            reason = self._limits.refusal(lever.id, self._job)
             if reason:
                 self.conclusions.conclude(Choice(id=lever.id), "skipped", reason)
                 continue
