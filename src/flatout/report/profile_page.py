@@ -56,6 +56,7 @@ def profile_page(profile: Profile, tuning: Tuning | None = None) -> str:
             ],
             findings=[(finding, _places(finding)) for finding in profile.findings],
             trace_reason=profile.unknown.get("trace", "not recorded"),
+            has_tensor_cores=profile.device != "cpu",
             misfits=[product for product in profile.products if product.pad],
             memory=memory_picture(profile.memory),
             memory_words=[line.strip().removeprefix("memory: ") for line in memory_lines(profile)],

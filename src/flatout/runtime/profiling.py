@@ -25,6 +25,8 @@ from flatout.runtime.trial import OnProgress, TrialPlan, run_trial
 # What a training stands on; any other module may be the script's own.
 _NO_MODULE = re.compile(r"No module named '(torch|transformers|accelerate|lightning|pytorch_lightning)'")
 _NO_PART = re.compile(r"No module named '([A-Za-z_]\w*)[.\w]*'")
+# What torch says to a script that asks for a GPU where it has none.
+_NO_GPU = ("not compiled with CUDA enabled", "no NVIDIA driver", "No CUDA GPUs are available")
 TRIALS_FOLDER = "trials"
 # Updates that a script must make for recordings and a count after the second of them.
 _ENOUGH_TO_RECORD = 16
@@ -202,6 +204,12 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             f"the script does not find {lies_here}, which lies in this folder",
             "a search path with it: Python adds the script's own folder, not the one that you are in",
             f"PYTHONPATH=. flatout ...   # as you would for python itself; {output}",
+        )
+    if trial.outcome == "failed" and any(words in said for words in _NO_GPU):
+        return (
+            "the script asks for a GPU, and torch sees none",
+            "a script that runs on what this machine has",
+            f"tell it to use the CPU, if it has an option for that; else flatout doctor; {output}",
         )
     if trial.outcome == "failed":
         first = f" ({trial.culprit})" if trial.culprit else ""

@@ -64,3 +64,20 @@ def test_a_package_of_this_folder_that_is_not_found_is_told_how_it_would_be(
         insist_on_updates(trial, tmp_path)
     assert "does not find mygpt, which lies in this folder" in here.value.received
     assert here.value.remedy.startswith("PYTHONPATH=. flatout")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "RuntimeError: No CUDA GPUs are available",
+    ],
+)
+def test_a_script_that_wants_a_gpu_where_none_is_hears_of_the_cpu(tmp_path: Path, said: str) -> None:
+    trial = dataclasses.replace(ended("failed", said), exit_code=1)
+    with pytest.raises(JobFailed) as found:
+        insist_on_updates(trial, tmp_path)
+    assert "asks for a GPU, and torch sees none" in found.value.received
+    assert said in found.value.received
+    assert "CPU" in found.value.remedy
