@@ -28,7 +28,7 @@ class Limits:
     for_memory: bool = False
 
     def refusal(self, lever: str, job: JobFacts) -> str:
-        """Why this lever is left out of this job, or nothing: what the job cannot have need not be allowed."""
+        """Why this lever is left out, or nothing. What the job cannot have need not be allowed."""
         if self.only and lever not in self.only:
             return "left out by --only"
         if lever in self.skip:
