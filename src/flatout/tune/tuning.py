@@ -20,7 +20,7 @@ from flatout.records.finding import Finding
 from flatout.records.plan import Choice, Fingerprint
 from flatout.records.profile import Profile
 from flatout.records.tuning import ENDED_BY_CTRL_C, LeverTrial, Pace
-from flatout.records.words import duration, three_digits
+from flatout.records.words import duration
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.profiling import TRIALS_FOLDER, learned_in, profile_job
 from flatout.runtime.progress import StopRule
@@ -42,14 +42,13 @@ from flatout.tune.proof import Proof, proof_seconds, with_verdicts
 from flatout.tune.request import TuneRequest
 from flatout.tune.result import Found, Stages, result_of
 from flatout.tune.search import Finder
+from flatout.tune.telling import told_of_allowed, told_of_moods
 from flatout.tune.within_memory import make_room
 
 # Of the budget, whatever came before and the proof will take.
 _FOR_THE_SEARCH = 0.35
 _FOR_ONE_COMPARISON = 0.1
 _FOR_THE_BATCH = 0.5
-# The same steps took so many times as long a little later.
-_DISTURBED = 1.5
 
 
 def tune_job(request: TuneRequest, run: str, folder: Path, on_progress: OnProgress) -> Found:
@@ -116,7 +115,7 @@ class _Tuner:
             if not chosen:
                 trials = [_unconfirmed(trial, done.why) for trial in trials]
         larger = self._larger_batch(baseline, chosen, confirmed or as_written)
-        self._notes += _told_of_moods(as_written.step_ms * (1 - waits), self._base_ms)
+        self._notes += told_of_moods(as_written.step_ms * (1 - waits), self._base_ms)
         if larger.note:
             self._notes.append(larger.note)
         if larger.choice is not None:
@@ -383,7 +382,7 @@ class _Tuner:
         judged = self._journal.add_judgement
         proof = Proof(self._request, self._trials_folder, baseline, job, self._tell, judged)
         chosen, guard = proof.prove(found)
-        self._notes += _told_of(guard.allowed)
+        self._notes += told_of_allowed(guard.allowed)
         self._journal.write_losses(baseline, guard, proof)
         return chosen, guard, proof.unsafe
 
@@ -405,31 +404,6 @@ class _Searched:
         later = {one.lever for one in self.tried}
         earlier = [one for one in self.finder.conclusions.trials.values() if one.lever not in later]
         return [self.loaded.trial, *earlier, *self.tried]
-
-
-def _told_of(allowed: dict[str, Any]) -> list[str]:
-    """What levers that change the training did to it in the guard's runs."""
-    if not allowed:
-        return []
-    names = ", ".join(allowed["levers"])
-    if "allowed" not in allowed:
-        return [f"{names} changes the training, as you allowed; no loss was seen"]
-    over = f"over the last of {allowed['steps']:.0f} updates"
-    losses = f"the loss is {allowed['allowed']:.4g}, as written {allowed['as_written']:.4g}"
-    return [f"{names} changes the training, as you allowed: {over} {losses}"]
-
-
-def _told_of_moods(as_written_ms: float, base_ms: Sequence[float]) -> list[str]:
-    """A machine on which the same job takes now so long and then so long has something else to do."""
-    if not base_ms:
-        return []
-    least, most = min(base_ms), max(base_ms)
-    if as_written_ms > _DISTURBED * most or least > _DISTURBED * as_written_ms:
-        least, most = min(least, as_written_ms), max(most, as_written_ms)
-    if most < _DISTURBED * least:
-        return []
-    ends = " to ".join(f"{three_digits(ms)} ms" for ms in (least, most))
-    return [f"other work runs on this machine: steps without levers took {ends} while tuning"]
 
 
 def _unconfirmed(trial: LeverTrial, why: str) -> LeverTrial:
