@@ -1,6 +1,7 @@
 """From Python: a plan applied to objects at hand, loader settings by trying, batches ahead of time."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,21 @@ class Endless(IterableDataset):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         return iter(range(8))
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_taken_off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made: list[Any] = []
+    real = flatout.apply
+
+    def apply(*args: Any) -> Any:
+        made.append(real(*args))
+        return made[-1]
+
+    monkeypatch.setattr(flatout, "apply", apply)
+    yield
+    for applied in made:
+        applied.undo()
 
 
 def plan(*levers: Choice) -> Plan:

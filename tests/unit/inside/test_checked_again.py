@@ -14,6 +14,7 @@ from flatout.inside.session import Session
 from flatout.levers.compile import Compile
 from flatout.levers.compiled_graphs import graphs_compiled
 from flatout.records.session import Order
+from flatout.runtime.observing import take_off
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ def under(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield arm
     for session in made:
-        session.finish()
-        session.disarm()
+        take_off(session)
 
 
 def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

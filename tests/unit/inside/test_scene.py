@@ -111,12 +111,14 @@ def test_evaluation_runs_as_written(watching: Any) -> None:
 
 
 def test_the_model_is_left_as_it_was_found(watching: Any) -> None:
+    hooks = importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
+    before = dict(hooks)
     session = watching({"id": "doubling"})
     model = ones()
     train(model)
     assert list(model.state_dict()) == ["weight"]
     session.disarm()
-    assert not importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
+    assert dict(hooks) == before
     assert "_compiled_call_impl" not in model.__dict__
     assert model(torch.ones(1, 2)).item() == 2.0
     assert Doubling.log == ["apply"]
