@@ -10,6 +10,7 @@ from typing import Any
 from flatout.analyze.inspection import Inspected
 from flatout.records.check import ParameterState
 from flatout.records.machine import CheckResult
+from flatout.records.session import BY_HAND
 from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 
@@ -223,9 +224,9 @@ def _optimized(seen: Inspected) -> CheckResult:
             evidence=f"gradients arrive, but nothing changes in {_names(stuck)}{said}",
             fix="a warm-up that starts at zero is fine; else look at the learning rate",
         )
-    return CheckResult(
-        id="optimizer.covers", status="ok", evidence="an optimizer holds every trainable parameter"
-    )
+    by_hand = BY_HAND in (seen.rank.about.get("optimizers") or ())
+    who = "the script itself updates" if by_hand else "an optimizer holds"
+    return CheckResult(id="optimizer.covers", status="ok", evidence=f"{who} every trainable parameter")
 
 
 def _loader(seen: Inspected) -> CheckResult:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.by_hand import is_by_hand
 from flatout.inside.pairing import tensors_in
 from flatout.records.session import GUARD_FILE
 
@@ -68,15 +69,24 @@ class Guarding:
         if self._wants(optimizer):
             self._session.busy += 1
             try:
+                number = list(self._seen).index(id(optimizer))
+                before = self._sketches(optimizer, lambda parameter: parameter.detach())
+                if is_by_hand(optimizer):  # which tells of an update when it is over
+                    before = self._last_known(number, before)
                 self._records.append(
                     {
-                        "optimizer": list(self._seen).index(id(optimizer)),
+                        "optimizer": number,
                         "gradients": self._sketches(optimizer, lambda parameter: parameter.grad),
-                        "before": self._sketches(optimizer, lambda parameter: parameter.detach()),
+                        "before": before,
                     }
                 )
             finally:
                 self._session.busy -= 1
+
+    def _last_known(self, number: int, now: dict[str, Any]) -> dict[str, Any]:
+        """The parameters after the update before this one; of the first update nothing is known."""
+        own = (one["after"] for one in reversed(self._records) if one["optimizer"] == number)
+        return next(own, now)
 
     def after_update(self, optimizer: Any) -> None:
         """Parameters have changed."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flatout.inside.by_hand import ByHand
 from flatout.inside.tap import Patch, clock, undo_all, unseen
 from flatout.levers.places import locals_of
 
@@ -33,6 +34,7 @@ class StepsTap:
         # Optimizers whose `step` is being run, the outermost first.
         self._under_way: list[int] = []
         self._is_off = self._in_a_hook = False
+        self._by_hand = ByHand(session)
         self.restart()
 
     def restart(self) -> None:
@@ -59,11 +61,13 @@ class StepsTap:
             Patch(scaler, "step", self._watching_for_skips(scaler.step)),
             Patch(base, "__init__", self._watching_for_new_ones(base.__init__)),
         ]
+        self._by_hand.install()
 
     def remove(self) -> None:
         """Take the hooks off; while torch goes through them, they only do nothing any more."""
         self._is_off = True
         undo_all(self._patches)
+        self._by_hand.remove()
         if not self._in_a_hook:
             for handle in self._handles:
                 handle.remove()
@@ -201,11 +205,12 @@ class StepsTap:
         return lead
 
     def _watching_for_new_ones(self, real: Callable[..., None]) -> Callable[..., None]:
-        session = self._session
+        session, by_hand = self._session, self._by_hand
 
         @functools.wraps(real)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             real(optimizer, *args, **kwargs)
+            by_hand.optimizer_made(optimizer)
             session.guarded("steps", session.optimizer_made, optimizer)
 
         return unseen(__init__)

@@ -47,7 +47,8 @@ class Updates:
         if self.let_through:
             text += f"; {self.let_through:,} could not be skipped"
         if self.not_looked_at:
-            text += f"; {self.not_looked_at:,} more, in backward passes or graphs, cannot be looked at"
+            where = "in backward passes, in graphs or by hand"
+            text += f"; {self.not_looked_at:,} more, {where}, cannot be looked at"
         if self.loss_scale is not None:
             text += f"; loss scale {self.loss_scale:g}"
         return text

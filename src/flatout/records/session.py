@@ -58,6 +58,8 @@ ARMS_FILE = "arms.json"
 ARM_FILE = "arm.txt"
 WAITING_FILE = "waiting"
 TURN_FILE = "turn"
+# Among the names of optimizers: the script has none, and updates its parameters itself.
+BY_HAND = "updates by hand"
 GUARD_FILE = "guard.json"
 STOPPED_FILE = "stopped"
 NOTES_FILE = "shield.txt"

@@ -11,7 +11,7 @@ from flatout.analyze.inspection import Inspected, read_inspected
 from flatout.analyze.readiness import check_first_updates, shape_words
 from flatout.records.check import ParameterState
 from flatout.records.machine import CheckResult
-from flatout.records.session import INSPECTION_FILE
+from flatout.records.session import BY_HAND, INSPECTION_FILE
 from tests.unit.analyze.events import MS, rank_of, step, training, trial, write_rank
 
 GIB = 1 << 30
@@ -340,6 +340,11 @@ def test_a_parameter_without_gradients_or_whose_change_is_unknown_is_not_stuck()
     no_gradient = parameter(changed=False, updates_with_gradient=0, updates_with_zero_gradient=3)
     assert status("optimizer.covers", healthy(parameters=(no_gradient,))) == "ok"
     assert status("optimizer.covers", healthy(parameters=(parameter(changed=None),))) == "ok"
+
+
+def test_updates_by_hand_are_told_as_such() -> None:
+    found = checks(healthy(about={"optimizers": [BY_HAND]}))["optimizer.covers"]
+    assert (found.status, found.evidence) == ("ok", "the script itself updates every trainable parameter")
 
 
 # loader.health ----------------------------------------------------------------------------------------------

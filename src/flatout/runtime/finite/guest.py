@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from flatout.inside.by_hand import is_by_hand
 from flatout.inside.tap import Patch, undo_all, unseen
 from flatout.levers.places import locals_of
 from flatout.records.atomic import write_atomically
@@ -100,6 +101,9 @@ class FiniteUpdates:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if self._is_not_ours(optimizer):
+            return None
+        if is_by_hand(optimizer):  # what was done cannot be left out
+            self._not_looked_at += 1
             return None
         self._end()
         if optimizer is not self._scalers_own:
