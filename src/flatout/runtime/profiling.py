@@ -179,7 +179,7 @@ def _lies_here(trial: Trial) -> str:
 
 def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
     output = f"what it said is in {folder}"
-    expected = "a script that trains: at least one optimizer.step()"
+    expected = "a script that trains: optimizer.step(), or model.zero_grad() between updates by hand"
     said = "\n".join(trial.said)
     if trial.outcome == "silent":
         waited = f"the script made no optimizer update within {trial.took_s:.0f} s and was ended"
