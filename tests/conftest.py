@@ -2,7 +2,9 @@
 
 import gc
 import os
+import random
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -53,3 +55,12 @@ def whole_heap(small_heap: None) -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """A test draws the same random numbers whichever tests came before it."""
+    random.seed(0)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
