@@ -199,6 +199,8 @@ class ForwardTap:
                     session.log.add(event)
                 else:
                     self._evaluations.called(event)
+                if gradients and session.pairing is not None:
+                    session.guarded("pairing", session.pairing.returned, result)
                 if gradients and (ranges is not None or session.detailed or session.inspection is not None):
                     self._after(module, args, kwargs, result)
             except Exception as error:  # noqa: BLE001 - observing never breaks a job

@@ -1,17 +1,24 @@
 """Proof that two runs saw the same: checksums of the roots' parameters before training, and of their inputs.
 
-Computed on the device where the tensors lie, without touching any random state, and read later like a loss.
+What a model made is no data, and may differ by rounding: the hidden state that goes into the next call, or
+the images that one model makes for another. Computed on the device where the tensors lie, without touching
+any random state, and read later like a loss.
 """
 
+import collections
 import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from flatout.levers.outputs import memory_of
+
 if TYPE_CHECKING:
     from flatout.inside.session import Session
 
 _CHUNK = 1 << 22
+# Outputs that are remembered.
+_FEW = 64
 
 
 class Pairing:
@@ -21,6 +28,8 @@ class Pairing:
         self._session = session
         self._updates = updates
         self._known: set[int] = set()
+        # Memory of what the last calls returned.
+        self._made: collections.deque[Any] = collections.deque(maxlen=_FEW)
         self.parameters: list[Any] = []
         self.inputs: list[list[Any]] = []
 
@@ -36,9 +45,21 @@ class Pairing:
                 if session.updates == 0:
                     tensors = [*module.parameters(), *module.buffers()]
                     self.parameters.append(self._sum(tensors))
-            self.inputs.append([session.updates, self._sum(tensors_in((args, kwargs)))])
+            data = [one for one in tensors_in((args, kwargs)) if not self._is_made(one)]
+            self.inputs.append([session.updates, self._sum(data)])
         finally:
             session.busy -= 1
+
+    def returned(self, result: Any) -> None:
+        """What a root made: no data, should it come back."""
+        if self._session.updates < self._updates:
+            self._made.extend(memory_of(one) for one in tensors_in(result))
+
+    def _is_made(self, tensor: Any) -> bool:
+        if tensor.grad_fn is not None:
+            return True
+        own = memory_of(tensor).cdata
+        return any(made.cdata == own for made in self._made if not made.expired())
 
     def describe(self) -> dict[str, Any]:
         """What was seen, as numbers; slots that a device has not filled yet are left for later."""

@@ -1,6 +1,7 @@
 """Checksums tell two runs apart by any bit and any order, and leave no trace in the run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +198,57 @@ def test_nothing_is_summed_while_a_graph_is_being_captured(
 def test_a_call_without_tensors_has_no_sum(pairing: Pairing) -> None:
     pairing.called(nn.Identity(), ("text", 3), {})
     assert pairing.describe() == {"parameters": [None], "inputs": [[0, None]]}
+
+
+# What models made --------------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """As a language model with a state that its script hands on."""
+
+    def __init__(self, rounding: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.rounding = rounding
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.inner(x + state) * (1 + self.rounding)
+        return made.sum(), made
+
+
+def sums_of_a_run(folder: Path, rounding: float, data_seed: int = 1) -> list[Any]:
+    session = Session(torch, Order(folder=str(folder), pair_updates=4))
+    session.arm()
+    try:
+        torch.manual_seed(0)
+        one = Recurrent(rounding)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.0)
+        torch.manual_seed(data_seed)
+        state = torch.zeros(2, 3)
+        for _ in range(4):
+            loss, state = one(torch.randn(2, 3), state.detach())
+            loss.backward()
+            optimizer.step()
+        assert session.pairing is not None
+        return list(session.pairing.describe()["inputs"])
+    finally:
+        session.finish()
+        session.disarm()
+
+
+def test_a_state_that_comes_back_is_no_data(tmp_path: Path) -> None:
+    alone = sums_of_a_run(tmp_path / "a", 0.0)
+    assert len(alone) == 4
+    assert sums_of_a_run(tmp_path / "b", 1e-3) == alone
+    assert sums_of_a_run(tmp_path / "c", 0.0, data_seed=2) != alone
+
+
+def test_what_one_model_makes_for_another_is_no_data(pairing: Pairing) -> None:
+    data, made = torch.ones(3), nn.Linear(3, 3)(torch.ones(3))
+    judge = nn.Linear(3, 1)
+    pairing.called(judge, (data,), {})
+    for one in (made, made.detach()):
+        pairing.returned(made)
+        pairing.called(judge, (data, one), {})
+    sums = [total for _, total in pairing.describe()["inputs"]]
+    assert sums[0] == sums[1] == sums[2]
