@@ -200,7 +200,7 @@ def test_a_call_without_tensors_has_no_sum(pairing: Pairing) -> None:
     assert pairing.describe() == {"parameters": [None], "inputs": [[0, None]]}
 
 
-# What models made --------------------------------------------------------------------------------------------
+# What models made ------------------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
