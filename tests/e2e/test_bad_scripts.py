@@ -106,14 +106,17 @@ def test_a_syntax_error_is_shown(place: Place) -> None:
 
 
 def test_a_crash_at_import_shows_its_last_lines_and_keeps_the_rest(place: Place) -> None:
-    script = "import sys\nfor n in range(40): print('line', n, file=sys.stderr)\nimport no_such_package\n"
+    bold = "'\\033[1mline', n, '\\033[0m'"
+    script = f"import sys\nfor n in range(40): print({bold}, file=sys.stderr)\nimport no_such_package\n"
     said = refused(place, place.script(script))
     assert "ModuleNotFoundError: No module named 'no_such_package'" in said
     assert "line 39" in said
-    assert "line 9\n" not in said
+    assert "line 9 " not in said
+    assert "033" not in said
+    assert "x1b" not in said
     assert str(place.trial().relative_to(place.work)) in said
     kept = (place.trial() / "stderr.txt").read_text()
-    assert kept.startswith("line 0\nline 1\n")
+    assert kept.startswith("\033[1mline 0 \033[0m\n\033[1mline 1")
 
 
 def test_a_script_that_never_updates_is_told_what_was_expected(place: Place) -> None:

@@ -40,6 +40,8 @@ _SAID_LINES = 25
 _SAID_BYTES = 16_384
 # After the order to stop, a job gets this long to reach the boundary beyond what a step takes.
 _STOP_GRACE_S = 30.0
+# What a script says in bold or red is told in plain letters.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ROOT_CAUSE = re.compile(
     r"^Root Cause .*?^ *rank *: (?P<rank>\d+) .*?^ *traceback *: (?P<how>[^\n]*)", re.MULTILINE | re.DOTALL
 )
@@ -241,7 +243,8 @@ class _Attempt:
         for name in ("stderr.txt", "stdout.txt"):
             with contextlib.suppress(OSError), (self._folder / name).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
+                text = _COLOURS.sub("", file.read().decode(errors="replace"))
+                lines = text.strip().expandtabs(4).splitlines()
                 if lines:
                     return lines
         return []
