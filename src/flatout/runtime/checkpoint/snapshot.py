@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from flatout.runtime.checkpoint.device_copies import copies_of
 from flatout.runtime.checkpoint.layout import Layout
 from flatout.runtime.checkpoint.plain import Ref
 from flatout.runtime.checkpoint.writing import SharedMemory
@@ -115,7 +116,7 @@ class Copier:
             if reserved - cuda.memory_allocated(device) < size and free - size > least:
                 # One request to the driver, which all of the copies then share.
                 self._torch.empty(size + 512 * len(tensors), dtype=self._torch.uint8, device=device)
-            return {ref: tensor.clone() for ref, tensor in tensors.items()}
+            return dict(zip(tensors, copies_of(self._torch, list(tensors.values())), strict=True))
         except cuda.OutOfMemoryError:  # what is cached lies in pieces, or others took the rest
             return None
 
