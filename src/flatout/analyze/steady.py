@@ -61,7 +61,8 @@ def find_steady(times: Sequence[float], compiled: Sequence[bool] = ()) -> Steady
             break
         start, reason = start + shift, "after an early shift in step time"
     if len(times) - start < _FEWEST:
-        missing = f"only {len(times) - start} steps {reason}; {_FEWEST} are needed"
+        count = len(times) - start
+        missing = f"only {count} {'step' if count == 1 else 'steps'} {reason}; {_FEWEST} are needed"
         return Steady(start=min(start, len(times)), reached=False, reason=missing)
     return Steady(start=start, reached=True, reason=reason, shifted_at=shifted_at)
 
