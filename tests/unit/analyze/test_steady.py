@@ -105,7 +105,8 @@ def test_too_few_steps_are_not_steady_and_the_reason_counts_them(count: int) -> 
     steady = find_steady([10.0] * count)
     assert not steady.reached
     assert steady.start == min(2, count)
-    assert f"only {max(0, count - 2)} steps" in steady.reason
+    left = max(0, count - 2)
+    assert f"only {left} {'step' if left == 1 else 'steps'} after" in steady.reason
 
 
 def test_ten_steps_are_enough() -> None:
