@@ -165,11 +165,26 @@ def care_options(command: F) -> F:
 def _wishes_in(given: dict[str, Any]) -> Wishes:
     """Taken out of what was given; limits count as wishes where somebody has named them."""
     names = [field.name for field in dataclasses.fields(Wishes) if field.name != "ends_starts"]
-    wishes = Wishes(**{name: given.pop(name) for name in names}, ends_starts=_is_named("startup_limit"))
-    if wishes.hang_after is None and _is_named("silence_limit"):
+    wishes = Wishes(**{name: given.pop(name) for name in names}, ends_starts=is_named("startup_limit"))
+    if not wishes.protect:
+        for option in ("save_every", "fresh", "rehearsal"):
+            insist_on_what_it_is_for(option, "--protect")
+    if wishes.hang_after is None and is_named("silence_limit"):
         wishes = dataclasses.replace(wishes, hang_after=given["silence_limit"])
     return wishes
 
 
-def _is_named(option: str) -> bool:
+def insist_on_what_it_is_for(option: str, other: str) -> None:
+    """An option that says how another one works says nothing alone: nobody may think that it does."""
+    if is_named(option):
+        flag = f"--{option.replace('_', '-')}"
+        raise CallerMistake(
+            f"{flag} without {other}",
+            expected=f"{other} beside it: alone it does nothing",
+            remedy=f"flatout run {other} {flag} ...",
+        )
+
+
+def is_named(option: str) -> bool:
+    """Whether the user gave it."""
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE

@@ -20,6 +20,8 @@ from flatout.cli.streams import CannotPrint, discard_output, make_output_safe
 from flatout.records.version import __version__
 
 EXIT_DEFECT = 70
+# An option that is as much like what was typed as this may be what was meant.
+_NEAR = 0.75
 _EPILOG = (
     "Exit codes: 0 done, 1 a finding, 2 the caller's mistake, 3 the environment's, 4 the job failed, "
     "70 a defect in Flatout."
@@ -209,7 +211,20 @@ def _usage_mistake(mistake: click.ClickException) -> Exception:
     context = mistake.ctx if isinstance(mistake, click.UsageError) else None
     path = context.command_path if context else "flatout"
     usage = context.get_usage().removeprefix("Usage: ") if context else "flatout COMMAND"
-    return CallerMistake(mistake.format_message(), expected=usage, remedy=f"{path} --help")
+    message, remedy = mistake.format_message(), f"{path} --help"
+    if isinstance(mistake, click.NoSuchOption) and context is not None:
+        message = _no_such_option(mistake.option_name, context.command)
+        if any(one.name == "words" for one in context.command.params):
+            remedy += f"   # an option of the script's goes after its name: {path} SCRIPT {mistake.option_name}"
+    return CallerMistake(message, expected=usage, remedy=remedy)
+
+
+def _no_such_option(name: str, command: click.Command) -> str:
+    import difflib
+
+    known = [option for one in command.params for option in (*one.opts, *one.secondary_opts)]
+    near = difflib.get_close_matches(name, known, 1, _NEAR)
+    return f"no such option {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _unprintable(error: OSError) -> Exception:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flatout.cli.caring import Ranks, Wishes, care_options
+from flatout.cli.caring import Ranks, Wishes, care_options, insist_on_what_it_is_for
 from flatout.cli.commands import COMMANDS
 from flatout.cli.debugging import DebuggableCommand, announced, debug_option, switches_of
 from flatout.cli.jobs import JOB_SETTINGS, job_argument, job_options, request_for
@@ -113,6 +113,8 @@ def command(
             expected="a plan, or none",
             remedy="take one of them out",
         )
+    if not on_nan:
+        insist_on_what_it_is_for("patience", "--on-nan")
     switches, sinks = switches_of(debug), targets_of(log_to)
     spread = ranks.command(words, as_module=job["as_module"])
     request = (

@@ -39,6 +39,12 @@ def batch_job(
     job = dataclasses.replace(request.job, seconds=measurer.rule.most_seconds, measure_limits=False)
     baseline = profile_job(job, run, folder, on_progress)
     was = batch_of(baseline)
+    if not baseline.trial.went_well:
+        raise JobFailed(
+            f"{baseline.trial.ending}, with the batch as it is",
+            expected="a job that runs as written",
+            remedy=f"flatout check {request.job.command.typed()}",
+        )
     if baseline.step_ms is None or not was:
         raise JobFailed(
             f"the job made {baseline.updates} updates, and how many samples reach the model was not seen",

@@ -7,6 +7,7 @@ is executed before anybody hears of it. Sizes that were not executed are never a
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,8 @@ _MOST_TRIALS = 7
 _NEAR = 1.25
 _LARGEST_FACTOR = 256
 _TWO = 2
+# How a run ends that needs more memory than there is; the host's own end of it is a signal.
+_RAN_OUT = re.compile("out of memory|OutOfMemory|MemoryError|ALLOC_FAILED|CPUAllocator|killed by signal 9", re.I)
 FITS, TOO_LARGE, TOO_FEW = "fits", "too large", "too few samples"
 
 Run = Callable[[int], BatchTrial]
@@ -76,6 +79,9 @@ def find_knee(
 def _what_ends_it(trials: dict[int, BatchTrial], best: int, limit: int, most: int, beyond: int) -> str:
     """Why the largest size that went well is the largest that there is."""
     outcomes = {one.outcome for one in trials.values()}
+    failures = sorted(one for one in outcomes - {FITS, TOO_FEW, TOO_LARGE} if not _RAN_OUT.search(one))
+    if failures:
+        return f"a larger one did not run: {failures[0]}"
     if limit < most or outcomes - {FITS, TOO_FEW}:
         return "a larger one would not fit, or leave too little room"
     if most < beyond:

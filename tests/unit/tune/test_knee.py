@@ -23,7 +23,7 @@ class Job:
         self.ran.append(size)
         gib = self.base_gib + self.each_gib * size
         if gib > self.device_gib:
-            return BatchTrial(batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome="failed")
+            return BatchTrial(batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome="MemoryError")
         step_ms = self.fixed + self.each * size
         return BatchTrial(
             batch=size,
@@ -102,6 +102,7 @@ def test_a_batch_that_was_smaller_than_asked_for_is_the_largest_that_there_is() 
     [
         (TOO_FEW, "this data set has too few samples for a larger one"),
         ("the job failed: out of memory", "a larger one would not fit, or leave too little room"),
+        ("the job failed: KeyError: 'x'", "a larger one did not run: the job failed: KeyError: 'x'"),
     ],
 )
 def test_next_to_a_size_that_failed_there_is_nothing_to_try(outcome: str, reason: str) -> None:
