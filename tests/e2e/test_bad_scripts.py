@@ -128,7 +128,7 @@ def test_a_script_that_never_updates_is_told_what_was_expected(place: Place) -> 
 def test_a_script_that_only_infers_is_told_so(place: Place) -> None:
     script = QUICK + "with torch.no_grad():\n    for _ in range(5): model(torch.ones(1, 4))\n"
     said = refused(place, place.script(script))
-    assert "without an optimizer update; it called a model 5 times" in said
+    assert "without an optimizer update; it called a model 5 times or more" in said
     assert "--infer" in said
 
 

@@ -116,9 +116,13 @@ def test_what_is_compiled_is_counted_as_written(flatout: Run, tmp_path: Path) ->
 @pytest.mark.full
 def test_a_script_that_uses_no_gpu(flatout: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS.format(**PLAIN).replace('"cuda" if', '"cpu" if'))
-    nothing = json.loads(flatout("fit", "--json", "train.py").stdout)
-    assert nothing["peak_bytes"] == 0
+    done = flatout("fit", "--json", "train.py")
+    nothing = json.loads(done.stdout)
+    assert (nothing["peak_bytes"], done.returncode) == (0, 1)
     assert "nothing on the GPU" in nothing["notes"][0]
+    drawn = flatout("fit", "train.py").stdout
+    assert drawn.startswith("the script put nothing on the GPU")
+    assert "fits" not in drawn
 
 
 def test_a_script_that_cannot_be_imagined_is_told_so(flatout: Run, tmp_path: Path) -> None:

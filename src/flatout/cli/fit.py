@@ -132,7 +132,7 @@ def command(
     """
     from flatout.hardware.catalogue import select
     from flatout.memory.fit import Several, fit_job
-    from flatout.records.errors import EXIT_DONE
+    from flatout.records.errors import EXIT_DONE, EXIT_FINDING
     from flatout.report.fit import draw_fit, draw_sizes
 
     named = gpus.replace(",", " ").split()
@@ -182,7 +182,7 @@ def command(
             output.notice(f"the picture{of}: {fit.report}")
         if snapshot is not None:
             output.notice(f"for pytorch.org/memory_viz: {snapshot}")
-    return EXIT_DONE
+    return EXIT_DONE if any(fit.peak_bytes for _, fit in found) else EXIT_FINDING
 
 
 def _insist_on_company(**given: Any) -> None:

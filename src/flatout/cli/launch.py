@@ -121,6 +121,11 @@ def command(
     from flatout.runtime.launching.request import job_for
 
     _insist_on_sense(options["target"])
+    if options["plan_path"] is None and not options["as_written"] and not Path(DEFAULT_PLAN).exists():
+        options["as_written"] = True
+        output.notice(
+            f"flatout: there is no {DEFAULT_PLAN}, so the job is as written: `flatout tune` writes one"
+        )
     with output.progress("checking the file"):
         job, notes = job_for(_request(words, **options))
         found = launch(job, notes, out=out, force=force, submit=submit)

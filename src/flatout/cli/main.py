@@ -214,8 +214,10 @@ def _usage_mistake(mistake: click.ClickException) -> Exception:
     message, remedy = mistake.format_message(), f"{path} --help"
     if isinstance(mistake, click.NoSuchOption) and context is not None:
         message = _no_such_option(mistake.option_name, context.command)
-        if any(one.name == "words" for one in context.command.params):
-            remedy += f"   # an option of the script's goes after its name: {path} SCRIPT {mistake.option_name}"
+        if "did you mean" not in message and any(one.name == "words" for one in context.command.params):
+            remedy += (
+                f"   # an option of the script's goes after its name: {path} SCRIPT {mistake.option_name}"
+            )
     return CallerMistake(message, expected=usage, remedy=remedy)
 
 

@@ -179,10 +179,10 @@ def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
 
 def _notes(ledger: LedgerFile, replayed: Replayed) -> list[str]:
     notes = []
-    if ledger.updates < _ENOUGH:
-        notes.append("the script made one update: what an optimizer holds may not be in the peak")
     if not replayed.allocated_bytes:
         notes.append("the script put nothing on the GPU: it trains on the CPU by its own choice")
+    elif ledger.updates < _ENOUGH:
+        notes.append("the script made one update: what an optimizer holds may not be in the peak")
     if "compile" in ledger.guessed:
         places = ", ".join(sorted(ledger.guessed["compile"])[:3])
         notes.append(f"what is compiled at {places} is counted as written: compiled, it keeps less as a rule")

@@ -20,6 +20,9 @@ _MARKS = {True: ("fits", "green"), False: ("no", "red"), None: ("?", "yellow")}
 
 def draw_fit(fit: Fit, console: Console) -> None:
     """Print it all."""
+    if not fit.peak_bytes:
+        _draw_nothing(fit, console)
+        return
     peak, reserved = memory_size(fit.peak_bytes), memory_size(fit.reserved_bytes)
     console.print(line(f"{peak} at the peak, {reserved} reserved, within {percent(fit.error_bar)}", "bold"))
     if fit.where is not None:
@@ -40,8 +43,20 @@ def draw_fit(fit: Fit, console: Console) -> None:
     console.print(line(f"no GPU was used; it took {fit.took_s:.0f} s", "dim"))
 
 
+def _draw_nothing(fit: Fit, console: Console) -> None:
+    """Where it would fit is no question for a script that does not use a GPU."""
+    for place, note in enumerate(fit.notes):
+        console.print(line(inert(note), "dim" if place else "bold"))
+    console.print(
+        line("tell it to use one, by an option such as --device cuda or model.to('cuda'): none need be here")
+    )
+
+
 def draw_sizes(fits: Sequence[tuple[int | None, Fit]], console: Console) -> None:
     """Several batch sizes, a row each, and on which GPUs they fit."""
+    if not any(fit.peak_bytes for _, fit in fits):
+        _draw_nothing(fits[0][1], console)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("batch", "peak", "reserved"):
         table.add_column(name, justify="right")

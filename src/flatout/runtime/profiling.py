@@ -224,8 +224,10 @@ def _words_for(trial: Trial, folder: Path) -> tuple[str, str, str]:
             "flatout doctor   # is this its Python?",
         )
     if calls and not training:
-        seen = f"the script came to its end without an optimizer update; it called a model {calls} times or more"
-        infer = "flatout profile --infer, or tune --infer, for scripts that infer: a step is then a call of the model"
+        seen = (
+            f"the script came to its end without an optimizer update; it called a model {calls} times or more"
+        )
+        infer = "flatout profile --infer, or tune --infer: a step is then a call of the model"
         return seen, expected, infer
     seen = f" ({training} training calls of a model were seen)" if training else ""
     return f"the script came to its end without an optimizer update{seen}", expected, output

@@ -127,7 +127,7 @@ def consequence(choice: Choice, times: float) -> str:
     if abs(times - 1) < 0.01:  # the script accumulates less where a batch is larger
         return f"batch {was} -> {size}: an update still sees as many samples as before, in fewer passes"
     return (
-        f"batch {was} -> {size}: each step sees {times:.3g}x the samples, an epoch has {times:.3g}x fewer steps; "
-        f"the learning rate is still the script's (the usual rules would multiply it by {times**0.5:.1f} for "
-        f"Adam, by {times:.3g} for SGD)"
+        f"batch {was} -> {size}: each step sees {times:.3g}x the samples, an epoch has {times:.3g}x fewer "
+        f"steps; the learning rate is still the script's (the usual rules would multiply it by "
+        f"{times**0.5:.1f} for Adam, by {times:.3g} for SGD)"
     )

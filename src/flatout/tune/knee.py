@@ -22,7 +22,9 @@ _NEAR = 1.25
 _LARGEST_FACTOR = 256
 _TWO = 2
 # How a run ends that needs more memory than there is; the host's own end of it is a signal.
-_RAN_OUT = re.compile("out of memory|OutOfMemory|MemoryError|ALLOC_FAILED|CPUAllocator|killed by signal 9", re.I)
+_RAN_OUT = re.compile(
+    "out of memory|OutOfMemory|MemoryError|ALLOC_FAILED|CPUAllocator|killed by signal 9", re.IGNORECASE
+)
 FITS, TOO_LARGE, TOO_FEW = "fits", "too large", "too few samples"
 
 Run = Callable[[int], BatchTrial]

@@ -265,12 +265,15 @@ class Finder:
         known = [value for value in times if value is not None]
         gains = [known[number] / known[number + 1] for number in range(len(self.best))]
         worst = min(range(len(gains)), key=gains.__getitem__)
-        if gains[worst] < 1.0 and len(self.best) > 1 and self._has_time(()):
-            # On its rung it costs time. What comes after may need it: is the plan as fast without?
+        is_last = worst == len(self.best) - 1
+        if gains[worst] < 1.0 + WORTH and len(self.best) > 1 and (is_last or self._has_time(())):
+            # On its rung it gives nothing. What comes after may need it: is the plan as fast without?
             left = self.best[worst]
             others = tuple(one for one in self.best if one is not left)
-            results = yield self._ask(self.best, others, what=f"without {left.words()}", threshold=1.0)
-            without = results[1].speedup
+            without: float | None = 1 / gains[worst]
+            if not is_last:
+                results = yield self._ask(self.best, others, what=f"without {left.words()}", threshold=1.0)
+                without = results[1].speedup
             if without is not None and without > 1.0 - WORTH / 2:
                 self.best = others
                 reason = f"beside the others it gives {1 / without:.3f}x"

@@ -23,7 +23,9 @@ class Job:
         self.ran.append(size)
         gib = self.base_gib + self.each_gib * size
         if gib > self.device_gib:
-            return BatchTrial(batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome="MemoryError")
+            return BatchTrial(
+                batch=size, samples_per_s=None, step_ms=None, peak_bytes=None, outcome="MemoryError"
+            )
         step_ms = self.fixed + self.each * size
         return BatchTrial(
             batch=size,

@@ -124,6 +124,27 @@ def test_the_ladder_goes_from_the_baseline_to_the_best() -> None:
     assert math.prod(rung.gain for rung in finder.ladder) == pytest.approx(finder.ladder[-1].speedup)
 
 
+@pytest.mark.parametrize("lever", ["compile", "bf16"])
+def test_what_gives_nothing_on_its_rung_is_not_in_the_plan(lever: str) -> None:
+    """A gain that was seen once, by chance, costs a compilation at each start, or a cast in each call."""
+
+    class Lucky(World):
+        def answer(self, ask: Ask) -> list[ArmResult]:
+            real = self.factors[lever]
+            self.factors[lever] = 1.001 if ask.what.startswith(("baseline to best", "without")) else real
+            try:
+                return super().answer(ask)
+            finally:
+                self.factors[lever] = real
+
+    finder = searched(Lucky({"fused-optimizer": 0.8, "bf16": 0.6, "compile": 0.7}))
+    assert lever not in {choice.id for choice in finder.best}
+    assert len(finder.best) == 2
+    assert [rung.lever for rung in finder.ladder] == names(finder)
+    rejected = [one for one in finder.conclusions.trials.values() if one.lever == lever]
+    assert any("beside the others it gives 0.99" in one.reason for one in rejected)
+
+
 def test_bf16_that_is_slower_alone_and_helps_under_the_compiler_is_found() -> None:
     world = World({"bf16": 1.15, "compile": 0.7}, {("bf16", "compile"): 0.6})
     assert "bf16" in names(searched(world))
