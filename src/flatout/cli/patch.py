@@ -18,7 +18,8 @@ def command(output: Output, plan_path: str) -> int:
     """The plan as a diff of your own source.
 
     Prints a unified diff for what can be edited safely, format and comments kept; what has no certain place
-    comes as a snippet, in comments at the head. Nothing is written. Run it where the job was tuned.
+    comes as a snippet, in comments at the head, which `git apply` leaves out: the last lines say which levers
+    are in the diff, and which are left to you. Nothing is written. Run it where the job was tuned.
 
     \b
     Examples:
@@ -31,7 +32,7 @@ def command(output: Output, plan_path: str) -> int:
 
     from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.records.plan import read_plan
-    from flatout.tune.patching import as_text
+    from flatout.tune.patching import as_text, divided
     from flatout.tune.soundness import sound
 
     if plan_path == DEFAULT_PLAN and not Path(plan_path).exists():
@@ -53,18 +54,24 @@ def command(output: Output, plan_path: str) -> int:
             remedy=f"flatout tune {script}   # and patch again",
         )
     patch = as_text(plan, Path.cwd())
+    in_the_diff, by_hand = divided(plan, Path.cwd())
     if output.as_json:
         levers = [choice.words() for choice in plan.levers]
         body = {
             "plan": plan_path,
             "script": str(script),
             "levers": levers,
+            "in_the_diff": in_the_diff,
+            "by_hand": by_hand,
             "dropped": dropped,
             "patch": patch,
         }
         output.document("patch", 1, body)
     else:
         click.echo(patch, nl=False)
+        output.notice(f"flatout: in the diff: {', '.join(in_the_diff) or 'nothing'}")
+        if by_hand:
+            output.notice(f"flatout: by hand, as the comments above it say: {', '.join(by_hand)}")
     return EXIT_DONE
 
 

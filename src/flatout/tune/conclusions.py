@@ -1,5 +1,6 @@
 """What a comparison says of a lever: worth it, not worth it, or failed; and why, in words."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,9 @@ from flatout.tune.arms import Arm, ArmResult
 
 # Less than this is not worth a change of anybody's job.
 WORTH = 0.01
+# With ends of its interval further apart than this, a speedup is none.
+_APART = 4.0
+UNEVEN = "its steps took too different times to compare: a quieter machine, or a longer --budget, tells"
 
 
 class Conclusions:
@@ -40,6 +44,10 @@ class Conclusions:
         if result.is_faster(WORTH):
             self.conclude(choice, "kept", f"{result.speedup:.2f}x faster", result, base)
             return True
+        if is_uneven(result):  # its figures would say anything
+            told = dataclasses.replace(result, speedup=None, low=None, high=None)
+            self.conclude(choice, "rejected", UNEVEN, told, base)
+            return False
         self.conclude(choice, "rejected", _why_not(result), result, base)
         return False
 
@@ -85,8 +93,15 @@ class Conclusions:
                 self.conclude(choice, "skipped", reason)
 
 
+def is_uneven(result: ArmResult) -> bool:
+    """Whether steps took so different times that the comparison says nothing."""
+    return not result.low or result.high is None or result.high > _APART * result.low
+
+
 def interval(result: ArmResult) -> str:
     """A speedup that may be none, with its ends."""
+    if is_uneven(result):
+        return UNEVEN
     ends = f"{result.low or 0.0:.3f} to {result.high:.3f}" if result.high is not None else "no interval"
     return f"{result.speedup or 0.0:.3f}x, but it could be chance ({ends})"
 

@@ -8,6 +8,7 @@ from flatout.levers.lever import ONLY_ALLOWED
 
 OUT_OF_TIME = "the time allowed was over"
 TOO_SHORT = "too few to compare"
+JOB_ENDED = "the job ended"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -200,6 +200,14 @@ def as_text(plan: Plan, folder: Path) -> str:
     return head + "".join(patched.diff(before, name) for name, (before, patched) in files.items())
 
 
+def divided(plan: Plan, folder: Path) -> tuple[list[str], list[str]]:
+    """What of the plan the diff holds, and what is left to do by hand."""
+    files, _ = patch_files(plan, folder)
+    done = {lever for _, patched in files.values() for lever in patched.done}
+    in_the_diff = [choice.words() for choice in plan.levers if choice.id in done]
+    return in_the_diff, [choice.words() for choice in plan.levers if choice.id not in done]
+
+
 def _snippet(choice: Choice, device: str) -> str:
     kind = "cuda" if device.startswith("cuda") else "cpu"
     mode = choice.settings.get("mode", "default")

@@ -15,10 +15,10 @@ from flatout.records.tuning import GuardEvidence, LeverTrial, Pace, Rung, Tuning
 from flatout.records.words import memory_size, with_settings
 from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
-from flatout.tune.conclusions import WORTH
+from flatout.tune.conclusions import UNEVEN, WORTH
 from flatout.tune.confirming import NOT_CONFIRMED
 from flatout.tune.fingerprints import fingerprint, places_below
-from flatout.tune.limits import OUT_OF_TIME, TOO_SHORT
+from flatout.tune.limits import JOB_ENDED, OUT_OF_TIME, TOO_SHORT
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
 
@@ -311,10 +311,16 @@ def _summary(request: TuneRequest, stages: Stages, best: Pace, speedup: float) -
             names = ", ".join(f"{trial.lever} {trial.measured_speedup:.2f}x" for trial in perhaps)
             why = "steps vary too much for the time allowed: a longer --budget, or a quieter machine, tells"
             return f"nothing is certain: {names} could be chance; {why}"
+        uneven = sorted({trial.lever for trial in tried if trial.reason == UNEVEN})
+        if uneven:
+            return f"nothing is certain: with {', '.join(uneven)} {UNEVEN.removeprefix('its ')}"
         return f"nothing gained: {nothing}; {over}" if over else f"nothing to gain: {nothing}"
     if over:
         return f"nothing gained: {over}"
     skipped = [trial for trial in trials if trial.verdict == "skipped"]
+    ended = next((one.reason for one in skipped if one.reason.startswith(JOB_ENDED)), "")
+    if ended:
+        return f"nothing could be tried: {ended}; a job that goes on for longer can be tuned"
     reasons = [f"{one.lever}: {one.reason}" for one in skipped if not one.reason.startswith(_LEFT_OUT)]
     others = len(skipped) - len(reasons)
     reasons += [f"{others} {_LEFT_OUT} --only or --skip"] if others else []

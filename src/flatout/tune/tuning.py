@@ -34,7 +34,7 @@ from flatout.tune.fingerprints import fingerprint
 from flatout.tune.journal import Journal, earlier_loader, read_answers, write_job
 from flatout.tune.larger_batch import LargerBatch, larger_batch
 from flatout.tune.lean import lean
-from flatout.tune.limits import Limits
+from flatout.tune.limits import JOB_ENDED, Limits
 from flatout.tune.loading import NOT_NEEDED, WAITS_LONG, Loaded, LoaderStage, can_repeat_batches, with_workers
 from flatout.tune.measuring import Measurer
 from flatout.tune.pace import Measured, pace_of
@@ -356,7 +356,7 @@ class _Tuner:
         try:
             trials = bench.run(plan, self._trials_folder, tell)
             if not bench.finished:
-                reason = f"the job ended {len(trials)} times while levers were tried"
+                reason = f"{JOB_ENDED} {len(trials)} times while levers were tried"
                 finder.conclusions.leave_out(candidates, reason)
         except KeyboardInterrupt:
             finder.conclusions.leave_out(candidates, ENDED_BY_CTRL_C)
