@@ -305,7 +305,9 @@ def _determinism(seen: Inspected, again: Inspected | None) -> CheckResult:
     if not pairs:
         return CheckResult(id="determinism", status="unknown", evidence="no loss could be read to compare")
     return CheckResult(
-        id="determinism", status="ok", evidence=f"two runs gave the same {len(pairs)} losses, bit for bit"
+        id="determinism",
+        status="ok",
+        evidence=f"two runs with the same seed gave the same {len(pairs)} losses, bit for bit",
     )
 
 

@@ -21,7 +21,8 @@ def headlines(profile: Profile) -> list[str]:
     ranks = f", {len(profile.ranks)} ranks" if len(profile.ranks) > 1 else ""
     size = f", {count(profile.parameters)} parameters" if profile.parameters else ""
     roots = " + ".join(profile.roots) or "a model"
-    first = f"{roots}{size}, {' + '.join(profile.optimizers)} on {name}{ranks}"
+    optimizers = f", {' + '.join(profile.optimizers)}" if profile.optimizers else ""
+    first = f"{roots}{size}{optimizers} on {name}{ranks}"
     step = profile.step_ms
     if step is None:
         return [first, f"{profile.updates} updates, too few for a step time"]

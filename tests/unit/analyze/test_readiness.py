@@ -410,7 +410,10 @@ def paired(**changes: Any) -> Inspected:
 
 def test_two_equal_runs_are_deterministic() -> None:
     found = checks()["determinism"]
-    assert (found.status, found.evidence) == ("ok", "two runs gave the same 3 losses, bit for bit")
+    assert (found.status, found.evidence) == (
+        "ok",
+        "two runs with the same seed gave the same 3 losses, bit for bit",
+    )
 
 
 def test_other_parameters_other_batches_and_other_losses_are_told_apart() -> None:
