@@ -119,6 +119,17 @@ def test_a_crash_at_import_shows_its_last_lines_and_keeps_the_rest(place: Place)
     assert kept.startswith("\033[1mline 0 \033[0m\n\033[1mline 1")
 
 
+def test_what_a_launcher_warns_of_does_not_stand_for_what_the_script_says(place: Place) -> None:
+    script = """
+import sys
+print("W1119 21:02:05.190000 97 torch/distributed/run.py:803] Setting OMP_NUM_THREADS", file=sys.stderr)
+print("*****************************************", file=sys.stderr)
+print("Unable to locate sufficient 2 gpus")
+sys.exit(1)
+"""
+    assert "Unable to locate sufficient 2 gpus" in refused(place, place.script(script))
+
+
 def test_a_script_that_never_updates_is_told_what_was_expected(place: Place) -> None:
     script = QUICK + "for _ in range(3): model(torch.ones(1, 4)).sum().backward()\n"
     said = refused(place, place.script(script))

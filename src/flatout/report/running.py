@@ -27,7 +27,7 @@ def draw_run(done: JobRun, console: Console) -> None:
     steps = f"{done.steps:,} steps" if done.steps is not None else "an unknown number of steps"
     parts = [f"{steps} in {done.took_s:.0f} s"]
     if done.samples_per_s is not None:
-        rate = f"{three_digits(done.samples_per_s)} samples/s"
+        rate = f"{three_digits(done.samples_per_s)} samples/s in steady steps"
         if done.promised_samples_per_s:
             share = done.samples_per_s / done.promised_samples_per_s
             rate += f", {share:.0%} of what the plan promised"
@@ -36,6 +36,10 @@ def draw_run(done: JobRun, console: Console) -> None:
         parts.append(f"MFU {percent(done.mfu)}")
     if done.epoch_s is not None:
         parts.append(f"a pass over the data takes {duration(done.epoch_s)}")
+    if done.signal is not None:
+        parts.append(f"ended by signal {done.signal}")
+    elif done.exit_code:
+        parts.append(f"ended with exit code {done.exit_code}")
     console.print(line(f"flatout: {'; '.join(parts)}"))
     if done.guard is not None and done.guard.verdict != "unknown":
         words = {"inside": "learns as it did while tuning", "left": "does NOT learn as it did while tuning"}

@@ -42,6 +42,7 @@ _SAID_BYTES = 16_384
 _STOP_GRACE_S = 30.0
 # What a script says in bold or red is told in plain letters.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TORCHRUNS = re.compile(r"[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 _ROOT_CAUSE = re.compile(
     r"^Root Cause .*?^ *rank *: (?P<rank>\d+) .*?^ *traceback *: (?P<how>[^\n]*)", re.MULTILINE | re.DOTALL
 )
@@ -245,7 +246,8 @@ class _Attempt:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID_BYTES))
                 text = _COLOURS.sub("", file.read().decode(errors="replace"))
                 lines = text.strip().expandtabs(4).splitlines()
-                if lines:
+                # What torchrun warns of is not what a script says.
+                if any(line.strip("* ") and not _TORCHRUNS.match(line) for line in lines):
                     return lines
         return []
 
