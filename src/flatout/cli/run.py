@@ -98,6 +98,7 @@ def command(
       flatout run --nproc-per-node 8 train.py
     """
     import contextlib
+    import dataclasses
     import os
     import signal
 
@@ -136,7 +137,9 @@ def command(
         with contextlib.suppress(BrokenPipeError):  # nobody reads it: how the job ended is still to be told
             output.document("run", 1, done)
     elif not output.quiet:
-        draw_run(done, output.error_console())
+        told = plan.job.differences(now)  # at the start
+        news = tuple(note for note in done.notes if note not in told)
+        draw_run(dataclasses.replace(done, notes=news), output.error_console())
     if done.signal is not None:  # end as the script ended
         if done.signal not in (signal.SIGKILL, signal.SIGSTOP):  # nobody may change what these do
             signal.signal(done.signal, signal.SIG_DFL)

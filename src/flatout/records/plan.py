@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from flatout.records.words import as_utf8, with_settings
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 PLAN_VERSION = 1
+# Of command lines with more words than this, those that are the same are left out where they are compared.
+_MANY_WORDS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class Fingerprint:
             if field.name in ("script", "script_sha256"):
                 continue
             if field.name == "arguments":
-                found.append(f"it was made with the arguments {' '.join(before)!r}, not {' '.join(now)!r}")
+                found.append(_other_arguments(before, now))
             else:
                 found.append(f"it was made on {field.name} {before}, not {now}")
         return found
@@ -265,3 +268,13 @@ def _value(value: Any) -> str:
         value = as_utf8(value)
     # JSON lets the one control character pass that TOML does not.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _other_arguments(before: Sequence[str], now: Sequence[str]) -> str:
+    """Of long command lines only what is not in both."""
+    was, here = before, now
+    if len(before) + len(now) > _MANY_WORDS:
+        was, here = [one for one in before if one not in now], [one for one in now if one not in before]
+    if not was and not here:  # another order
+        was, here = before, now
+    return f"it was made with the arguments {' '.join(was)!r}, not {' '.join(here)!r}"

@@ -157,3 +157,12 @@ def test_a_plan_of_another_job_says_what_differs() -> None:
         "it was made with the arguments '--lr 3e-4', not '--lr 1'",
         "it was made on device NVIDIA H200, not NVIDIA L4",
     ]
+
+
+def test_of_long_command_lines_what_differs_is_told() -> None:
+    same = tuple(f"--option-{number}" for number in range(9))
+    one = Fingerprint(script="train.py", script_sha256="", arguments=(*same, "--lr=1"))
+    other = dataclasses.replace(one, arguments=(*same, "--lr=2"))
+    assert one.differences(other) == ["it was made with the arguments '--lr=1', not '--lr=2'"]
+    turned = dataclasses.replace(one, arguments=one.arguments[::-1])
+    assert "--option-8 --lr=1', not '--lr=1 --option-8" in one.differences(turned)[0]
