@@ -92,7 +92,7 @@ def test_a_job_is_tuned_and_then_run_under_its_plan(place: Place) -> None:
     assert any("arguments" in note for note in figures["notes"])
     # And without Flatout: the patch does the same, to the last bit.
     shown = place.flatout("patch")
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (shown.returncode, shown.stderr) == (0, "flatout: in the diff: fused-optimizer\n")
     assert shown.stdout == (place.work / found["patch"]).read_text()
     subprocess.run(["git", "apply", "-"], input=shown.stdout, text=True, cwd=place.work, check=True)
     assert "lr=1e-3, fused=True)" in (place.work / "train.py").read_text()

@@ -34,6 +34,8 @@ def lean(
     found: tuple[Choice, ...] = ()
     last: Measured | None = None
     for choice in candidates:
+        if choice in found:  # it came with what needs it
+            continue
         if time.monotonic() > deadline:
             conclusions.conclude(choice, "skipped", OUT_OF_TIME)
             continue
