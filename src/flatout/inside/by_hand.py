@@ -10,15 +10,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from flatout.inside.tap import Patch, undo_all, unseen
+from flatout.levers.accumulation import marks_of, sample_of
 from flatout.records.session import BY_HAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flatout.inside.session import Session
-
-# Parameters whose gradients are looked at: one of them may get none.
-_LOOKED_AT = 8
 
 
 def is_by_hand(optimizer: Any) -> bool:
@@ -64,21 +62,16 @@ class ByHand:
         return unseen(zero_grad)
 
     def _zeroed(self, module: Any) -> None:
-        self._had[module] = self._marks(module)
+        self._had[module] = marks_of(sample_of(module))
 
     def _look(self, module: Any) -> None:
         """Whether gradients came since they were zeroed the last time: then they were used for an update."""
-        marks = self._marks(module)
+        marks = marks_of(sample_of(module))
         if not any(marks) or marks == self._had.get(module):
             return
         if module not in self._optimizers:
             self._optimizers[module] = self._made(module)
         self._optimizers[module].step()
-
-    def _marks(self, module: Any) -> list[Any]:
-        trained = [one for one in module.parameters() if one.requires_grad]
-        gradients = [one.grad for one in trained[:: max(1, len(trained) // _LOOKED_AT)]]
-        return [None if one is None else (id(one), one._version) for one in gradients]  # noqa: SLF001
 
     def _made(self, module: Any) -> Any:
         optimizer = self._session.torch.optim.Optimizer

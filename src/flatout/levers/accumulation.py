@@ -17,8 +17,7 @@ class Accumulation:
     """Stands around a call that replays CUDA graphs, and ends that before anything is overwritten."""
 
     def __init__(self, root: Any, call: Call) -> None:
-        trained = [one for one in root.parameters() if one.requires_grad]
-        self._sample = trained[:: max(1, len(trained) // _LOOKED_AT)]
+        self._sample = sample_of(root)
         self._call = call
         # Optimizers that update these.
         self._own: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,7 +26,7 @@ class Accumulation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One call; raises Broken where the last one's gradients still wait for their update."""
-        has = [_mark(one.grad) for one in self._sample]
+        has = marks_of(self._sample)
         if self._had is not None and has != self._had and any(has):
             raise Broken(
                 "compile", "gradients are added up over several calls, and CUDA graphs write over them"
@@ -52,5 +51,13 @@ class Accumulation:
         return any(id(one) in held for one in self._sample)
 
 
-def _mark(gradient: Any) -> tuple[int, int] | None:
-    return None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
+def sample_of(module: Any) -> list[Any]:
+    """Some of what is trained in it."""
+    trained = [one for one in module.parameters() if one.requires_grad]
+    return trained[:: max(1, len(trained) // _LOOKED_AT)]
+
+
+def marks_of(parameters: list[Any]) -> list[tuple[int, int] | None]:
+    """Of each its gradient's identity and version: others once a backward pass has added to it."""
+    gradients = [one.grad for one in parameters]
+    return [None if one is None else (id(one), one._version) for one in gradients]  # noqa: SLF001

@@ -20,6 +20,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.call = Accumulation(self.model, self.model)
         self.zeroes_late = zeroes_late
+        self.updates = 0
 
     def zero(self, late: bool) -> None:
         if late == self.zeroes_late:
@@ -31,6 +32,7 @@ class Loop:
     def update(self) -> None:
         self.optimizer.step()
         self.call.updated(self.optimizer)
+        self.updates += 1
 
 
 @pytest.mark.parametrize("zeroes_late", [False, True])
@@ -42,6 +44,7 @@ def test_one_backward_pass_an_update_is_none(zeroes_late: bool) -> None:
         loop.zero(late=True)
         loss.backward()
         loop.update()
+    assert loop.updates == 4
 
 
 @pytest.mark.parametrize("zeroes_late", [False, True])
@@ -53,6 +56,7 @@ def test_two_calls_for_one_backward_pass_add_nothing_up(zeroes_late: bool) -> No
         loop.zero(late=True)
         loss.backward()
         loop.update()
+    assert loop.updates == 4
 
 
 def test_the_second_call_of_two_that_are_added_up_is_refused() -> None:
