@@ -40,7 +40,7 @@ def images() -> nn.Module:
 
 @torch.no_grad()
 def test_a_captured_call_answers_every_time_and_its_outputs_last(model: nn.Module) -> None:
-    run = Captured(model, arguments(torch.randn(4, 16, 256, device=DEVICE)), DEVICE, Pool())
+    run = Captured(model, arguments(torch.randn(4, 16, 256, device=DEVICE)), DEVICE, Pool(DEVICE))
     inputs = [torch.randn(4, 16, 256, device=DEVICE) for _ in range(5)]
     answers = [run(x) for x in inputs]
     for x, answer in zip(inputs, answers, strict=True):
@@ -49,7 +49,7 @@ def test_a_captured_call_answers_every_time_and_its_outputs_last(model: nn.Modul
 
 @torch.no_grad()
 def test_threads_and_streams_share_a_graph(model: nn.Module) -> None:
-    run = Captured(model, arguments(torch.randn(4, 16, 256, device=DEVICE)), DEVICE, Pool())
+    run = Captured(model, arguments(torch.randn(4, 16, 256, device=DEVICE)), DEVICE, Pool(DEVICE))
     wrong: list[float] = []
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ def test_a_module_that_waits_for_the_device_is_not_captured() -> None:
 
 
 def test_after_a_failed_capture_numbers_go_on_and_the_next_one_works(model: nn.Module) -> None:
-    x, pool = torch.randn(4, 16, 256, device=DEVICE), Pool()
+    x, pool = torch.randn(4, 16, 256, device=DEVICE), Pool(DEVICE)
 
     class Waits(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_after_a_failed_capture_numbers_go_on_and_the_next_one_works(model: nn.M
     assert torch.cuda.current_stream() == stream
     torch.cuda.empty_cache()
     assert torch.rand(8, device=DEVICE).unique().numel() == 8
-    run = Captured(model, arguments(x), DEVICE, Pool())
+    run = Captured(model, arguments(x), DEVICE, Pool(DEVICE))
     with torch.no_grad():
         torch.testing.assert_close(run(x), model(x), atol=1e-3, rtol=1e-3)
 

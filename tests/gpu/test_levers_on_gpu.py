@@ -282,7 +282,9 @@ def test_copies_run_while_the_device_computes() -> None:
 
 def test_the_lever_moves_what_the_loop_would_have_copied() -> None:
     model = nn.Linear(4, 2).cuda()
-    scene: Any = SimpleNamespace(torch=torch, device=torch.device("cuda", 0), roots=lambda: [model])
+    scene: Any = SimpleNamespace(
+        torch=torch, device=torch.device("cuda", 0), roots=lambda: [model], infers=False
+    )
     lever = DevicePrefetch(scene, {"_leaves": ["0"], "_data_set": ""})
     loader = DataLoader(data(), batch_size=8, num_workers=2, pin_memory=True)
     plain = [(x.clone(), y.clone()) for x, y in loader]

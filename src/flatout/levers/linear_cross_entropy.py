@@ -167,9 +167,13 @@ class LinearCrossEntropy(Lever):
     # A model that computes its loss
 
     def _standing_in(self, x: Any) -> Any:
-        """What the forward gets for logits: their shape, without their memory."""
+        """What the forward gets for logits: their shape, without their memory.
+
+        And without a gradient: compiled code would make one of zeros, as large as the logits, for what the
+        caller leaves alone.
+        """
         self._given.append(x)
-        return x.narrow(-1, 0, 1).expand(*x.shape[:-1], self._head.out_features)
+        return x.detach().narrow(-1, 0, 1).expand(*x.shape[:-1], self._head.out_features)
 
     def _within_the_model(
         self,

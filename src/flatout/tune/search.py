@@ -8,7 +8,7 @@ compiler's autotuning where there is time for it. At the end a ladder, from the 
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from flatout.diagnose.catalogue import BY_CODE
@@ -37,11 +37,15 @@ _ARMS_AT_A_TIME = 6
 # What promises so much may begin late, by so many comparisons' time.
 _MUCH = 1.3
 _LATE = 2.5
+# What seems to give so much, and could be chance, is compared once more.
+_WORTH_ANOTHER_LOOK = 1.05
 _HOST_IS_IDLE = 0.4
 # What is tried on top of the rest, in this order: each changes what the one before has left. Without its head
 # a model is another graph: before the compiler, it need not be compiled twice.
 _ON_TOP = ("linear-cross-entropy", "compile", "fp8", "sdpa-backend")
 _JUDGED_LATER = ("sdpa-backend",)
+
+Answered = Generator[Ask, list[ArmResult], list[ArmResult]]
 # Where products are in half precision, there are none left for this.
 _BELOW_TF32 = ("bf16", "fp16", "bf16-parameters")
 
@@ -132,7 +136,7 @@ class Finder:
             some = choices[start : start + _ARMS_AT_A_TIME]
             if not self._has_time(choices[start:]):
                 break
-            results = yield self._ask((), *((choice,) for choice in some), what=_listed(some))
+            results = yield from self._compared((), [(choice,) for choice in some], _listed(some))
             self._host_share, self._step_ms = results[0].host_share, results[0].step_ms
             self._launch_share = results[0].host_share or 0.0
             for choice, result in zip(some, results[1:], strict=True):
@@ -203,7 +207,7 @@ class Finder:
         # Another setting of it, and what must not be on beside it, make room.
         without = tuple(one for one in self.best if one.id != choice.id and not conflict(one, choice))
         arm = ordered((*without, choice))
-        results = yield self._ask(self.best, arm, what=f"{choice.words()} on top")
+        results = yield from self._compared(self.best, [arm], f"{choice.words()} on top")
         result = results[1]
         if choice.id == "compile" and self._first_compile_s is None and not result.failed:
             self._first_compile_s = result.compile_s
@@ -249,8 +253,7 @@ class Finder:
             return
         results = yield self._ask(*rungs, what="baseline to best", most_cycles=8, threshold=None)
         if not results[-1].failed and not results[-1].is_faster(WORTH):
-            more = {"most_cycles": 16, "most_seconds": 2 * self._limits.comparison_s}
-            results = yield self._ask(*rungs, what="baseline to best, once more", threshold=None, **more)
+            results = yield self._ask_longer(*rungs, what="baseline to best", threshold=None)
         if not results[-1].failed and not results[-1].is_faster(WORTH):
             self._nothing_after_all(results[-1])
             return
@@ -378,9 +381,29 @@ class Finder:
         self.conclusions.leave_out(choices, OUT_OF_TIME)
         return False
 
+    def _compared(self, base: Arm, arms: Sequence[Arm], what: str) -> Answered:
+        """Ask; once more, and for longer, of what would be worth much and could still be chance."""
+        results = yield self._ask(base, *arms, what=what)
+        unclear = [number for number, result in enumerate(results) if _promises_much_and_is_unclear(result)]
+        if unclear and time.monotonic() < self._limits.deadline:
+            again = yield self._ask_longer(base, *(arms[number - 1] for number in unclear), what=what)
+            results = [again[0] if not again[0].failed else results[0], *results[1:]]
+            for number, result in zip(unclear, again[1:], strict=True):
+                results[number] = result
+        return results
+
+    def _ask_longer(self, *arms: Arm, what: str, **more: Any) -> Ask:
+        more = {"most_cycles": 24, "most_seconds": 2 * self._limits.comparison_s, **more}
+        return self._ask(*arms, what=f"{what}, once more", **more)
+
     def _ask(self, *arms: Arm, what: str, **more: Any) -> Ask:
         more = {"threshold": 1.0 + WORTH, "most_seconds": self._limits.comparison_s, **more}
         return Ask(arms=tuple(arms), what=what, **more)
+
+
+def _promises_much_and_is_unclear(result: ArmResult) -> bool:
+    is_clear = result.is_faster(WORTH) or (result.high is not None and result.high < 1.0 + WORTH)
+    return not result.failed and not is_clear and (result.speedup or 0.0) >= _WORTH_ANOTHER_LOOK
 
 
 def _with_graphs(choice: Choice) -> bool:

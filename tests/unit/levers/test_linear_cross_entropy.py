@@ -313,6 +313,33 @@ def test_under_the_compiler_in_one_graph(kind: Any, script: Any, others: Any) ->
     stage.undo()
 
 
+class Made(torch.utils._python_dispatch.TorchDispatchMode):
+    """How large is what operators give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[int] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements.append(result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+def test_the_compiler_makes_no_gradient_of_logits_that_nobody_uses() -> None:
+    torch._dynamo.reset()
+    model = GivesBoth()
+    for levers, has_logits in (((), True), ((LinearCrossEntropy,), False)):
+        stage = Stage(model, *((one, {}) for one in (*levers, Compile)))
+        trained(model, script_both)
+        _, loss = model(*batch())
+        with Made() as made:
+            loss.backward()
+        assert (BATCH * LENGTH * CLASSES in made.elements) is has_logits
+        stage.undo()
+
+
 def test_evaluation_and_other_losses_are_as_written() -> None:
     model = GivesBoth()
     x, y = batch()

@@ -616,3 +616,38 @@ def test_a_comparison_that_says_nothing_gives_no_figures() -> None:
     assert (finder.best, told.verdict) == ((), "rejected")
     assert (told.measured_speedup, told.low, told.high) == (None, None, None)
     assert told.reason.startswith("its steps took too different times to compare")
+
+
+class Noisy(World):
+    """What is worth much could be chance at first; whoever asks for longer knows."""
+
+    def answer(self, ask: Ask) -> list[ArmResult]:
+        results = super().answer(ask)
+        if ask.what.endswith("once more"):
+            return results
+        unclear = [
+            dataclasses.replace(one, low=0.87, high=1.8) if (one.speedup or 1.0) > 1.01 else one
+            for one in results[1:]
+        ]
+        return [results[0], *unclear]
+
+
+def test_what_promises_much_and_could_be_chance_is_compared_for_longer() -> None:
+    world = Noisy({"bf16": 0.8, "fused-optimizer": 0.97, "compile": 0.5})
+    finder = searched(world)
+    assert finder.conclusions.trials["bf16"].verdict == "kept"
+    assert any(name.startswith("compile") for name in names(finder))
+    again = [ask for ask in world.asked if ask.what.endswith("once more")]
+    singles = again[0]
+    # What seemed little is not asked for again, and what is asked for again takes longer.
+    assert [choice.id for arm in singles.arms for choice in arm] == ["bf16"]
+    assert singles.most_cycles > world.asked[0].most_cycles
+    assert singles.most_seconds > world.asked[0].most_seconds
+
+
+def test_nothing_is_compared_for_longer_when_the_time_is_over() -> None:
+    late = {"deadline": time.monotonic() - 5, "comparison_s": 10.0}
+    world = Noisy({"compile": 0.5})
+    searched(world, dataclasses.replace(GPU, busy_share=0.3), **late)
+    assert world.asked
+    assert not [ask for ask in world.asked if "on top, once more" in ask.what]

@@ -31,8 +31,6 @@ def best_size(computing: Computing, make_batch: Callable[[int], Any], device: to
                 raise
         if size == 1:
             raise no_room()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
         return TriedSize(size, None, None, fits=False)
 
     return Search(run, limit_bytes=limit, most=min(most, _MOST), first=_FIRST).find().size
@@ -43,6 +41,7 @@ def _tried(
 ) -> TriedSize:
     on_gpu = device.type == "cuda"
     if on_gpu:
+        torch.cuda.empty_cache()  # what an earlier size, or the program before, has left is not of this one
         torch.cuda.reset_peak_memory_stats(device)
     computing.whole(batch)
     taken = []
