@@ -1,6 +1,7 @@
 """What `flatout.optimize` makes of common models, by turns with what people do by hand.
 
     python -m benchmarks.inference [--models resnet50,vit-b] [--goals latency,throughput] [--budget 120]
+                                   [--modes default,reduce-overhead]    # without the minutes of max-autotune
 
 On a GPU. Beside the module as it is (float32, without gradients): torch.compile alone, and bf16 weights with
 torch.compile in each of its modes, images in channels-last. Their inputs are cast and laid out beforehand;
@@ -13,7 +14,7 @@ side, with its results thrown away, takes most of the waiting out of the next ru
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from flatout.infer.optimizing.racing import Race
 
 AS_GOOD = 0.97
 BATCH = {"resnet50": 128, "vit-b": 64, "bert-base": 32, "tiny": 8}
+MODES = ("default", "reduce-overhead", "max-autotune")
 _LENGTH = 128
 _OF_IMAGES = 4
 
@@ -143,7 +145,9 @@ def called(run: Any, given: Any) -> Callable[[], Any]:
     return lambda: run(*given)
 
 
-def by_hand(module: nn.Module, given: Any) -> dict[str, Callable[[], Callable[[], Any]]]:
+def by_hand(
+    module: nn.Module, given: Any, modes: Sequence[str]
+) -> dict[str, Callable[[], Callable[[], Any]]]:
     """What people do; made when it is its turn."""
 
     def in_bf16(mode: str) -> Callable[[], Any]:
@@ -158,13 +162,15 @@ def by_hand(module: nn.Module, given: Any) -> dict[str, Callable[[], Callable[[]
         "eager": lambda: called(module, given),
         "compile": lambda: called(torch.compile(module), given),
     }
-    for mode in ("default", "reduce-overhead", "max-autotune"):
+    for mode in modes:
         ways[f"bf16 + compile {mode}"] = lambda mode=mode: in_bf16(mode)
     return ways
 
 
 @torch.no_grad()
-def measured(model: str, goal: Any, budget_s: float, device: str, found: dict[str, Any]) -> Iterator[None]:
+def measured(
+    model: str, goal: Any, budget_s: float, modes: Sequence[str], device: str, found: dict[str, Any]
+) -> Iterator[None]:
     """Fills `found`, and comes up for air after each comparison."""
     torch.manual_seed(0)
     module = MODELS[model]().to(device).eval()
@@ -187,7 +193,7 @@ def measured(model: str, goal: Any, budget_s: float, device: str, found: dict[st
     ]
     found["by_hand"] = {}
     yield
-    for name, make in by_hand(module, given).items():
+    for name, make in by_hand(module, given, modes).items():
         made_s = time.monotonic()
         try:
             raced = race.run(make(), called(fast, given))
@@ -218,6 +224,7 @@ def main() -> None:
     parser.add_argument("--models", default="resnet50,vit-b,bert-base")
     parser.add_argument("--goals", default="latency,throughput")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds for each search")
+    parser.add_argument("--modes", default=",".join(MODES), help="of torch.compile, by hand")
     parser.add_argument("--out", help="the result file")
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -227,7 +234,7 @@ def main() -> None:
             print(f"{model}, {goal}", flush=True)
             found = result[f"{model} {goal}"] = {}
             try:
-                for _ in measured(model, goal, chosen.budget, device, found):
+                for _ in measured(model, goal, chosen.budget, chosen.modes.split(","), device, found):
                     write("inference", result, chosen.out)
             except Exception as error:  # noqa: BLE001 - the next one may do better
                 found["failed"] = f"{type(error).__name__}: {error}"[:500]
