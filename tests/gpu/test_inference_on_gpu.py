@@ -152,6 +152,26 @@ def test_after_a_failed_capture_numbers_go_on_and_the_next_one_works(model: nn.M
         torch.testing.assert_close(run(x), model(x), atol=1e-3, rtol=1e-3)
 
 
+@torch.no_grad()
+def test_others_may_give_workspaces_back_and_the_graph_keeps_to_its_own_memory() -> None:
+    """Each recording of torch.compile does so; what was the workspace then belongs to whoever asks next."""
+    torch.manual_seed(0)
+    # Narrow and deep: the product is split, and its parts meet in the workspace.
+    wide = nn.Linear(65536, 64, device=DEVICE, dtype=torch.bfloat16)
+    x = torch.randn(64, 65536, device=DEVICE, dtype=torch.bfloat16)
+    wanted = wide(x)
+    run = Captured(wide, arguments(x), DEVICE, Pool(DEVICE))
+    torch._C._cuda_clearCublasWorkspaces()
+    taken = [torch.zeros(1 << 20, device=DEVICE) for _ in range(64)]
+    for _ in range(3):
+        torch.testing.assert_close(run(x), wanted, atol=0.05, rtol=0.05)
+    assert not any(one.any() for one in taken)
+    del taken
+    torch.cuda.empty_cache()
+    torch.testing.assert_close(run(x), wanted, atol=0.05, rtol=0.05)
+    torch.cuda.synchronize()
+
+
 def test_a_data_set_that_does_not_fit_at_once_is_split(tmp_path: Path) -> None:
     free, _ = torch.cuda.mem_get_info(DEVICE)
     # Of what is free, a sample takes a fifth: eight run out, four do not.

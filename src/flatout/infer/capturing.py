@@ -3,6 +3,10 @@
 torch leaves three things behind when a capture breaks off: its allocator waits for the end of it, and ends
 the process when its cache is emptied; random numbers are drawn as if it went on, which raises; and the
 thread stays on the stream of the capture.
+
+And such that the graph goes on working: products have a workspace, which torch keeps by stream. One from
+before the capture is anybody's memory as soon as somebody gives workspaces back, as each recording of
+torch.compile does, and the graph would go on to write there.
 """
 
 import contextlib
@@ -34,6 +38,7 @@ def capturing(graph: Any, device: torch.device, pool: Any, stream: Any = None) -
     stream = stream or _aside(index)
     generator = torch.cuda.default_generators[index]
     drawn = generator.get_state()
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - one is made in the capture: the graph's own
     try:
         with (
             torch.cuda.stream(torch.cuda.current_stream(device)),
@@ -49,3 +54,5 @@ def capturing(graph: Any, device: torch.device, pool: Any, stream: Any = None) -
             fresh.set_state(drawn)
             generator.graphsafe_set_state(fresh.graphsafe_get_state())
         raise
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - nobody else works in the graph's

@@ -1,6 +1,7 @@
 """What an NVIDIA GPU is doing now: one `DeviceSample` from an NVML handle."""
 
 import functools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -52,12 +53,13 @@ def read_sample(
     taken_at_unix_s: float,
     *,
     earlier: DeviceSample | None = None,
+    counted: DeviceSample | None = None,
     xids: tuple[int, int | None] | None = None,
 ) -> DeviceSample:
     """Read everything that this GPU and driver offer. Raises NVMLError only when the GPU does not answer.
 
-    With an `earlier` sample, the fields of SELDOM are that one's: they change slowly, or are dear. `xids` are
-    how many were counted, and the last.
+    With an `earlier` sample, the fields of SELDOM are that one's: they change slowly, or are dear; energy is
+    that of the sample in which it was `counted`. `xids` are how many were counted, and the last.
     """
     fields = nvml_readings(library)
     _read_memory(library, handle, device, fields)  # also the heartbeat: a lost GPU raises here
@@ -67,9 +69,9 @@ def read_sample(
         _read_clocks(library, handle, fields)
         _read_power_and_heat(library, handle, fields)
     if earlier is not None:
-        _carry_over(earlier, fields)
+        _carry_over(SELDOM, earlier, fields)
     else:
-        _read_seldom(library, handle, device, fields, taken_at_unix_s)
+        _read_seldom(library, handle, device, fields, taken_at_unix_s, counted)
     if xids is not None:
         _give_xids(*xids, fields)
     if device.parent_uuid:
@@ -91,19 +93,29 @@ def _give_xids(count: int, last: int | None, fields: Readings) -> None:
         fields.give("xid_last", last)
 
 
-def _read_seldom(library: Any, handle: Any, device: Device, fields: Readings, taken_at_unix_s: float) -> None:
+def _read_seldom(
+    library: Any,
+    handle: Any,
+    device: Device,
+    fields: Readings,
+    taken_at_unix_s: float,
+    counted: DeviceSample | None,
+) -> None:
     """Everything in SELDOM."""
     _read_processes(library, handle, device, fields, taken_at_unix_s)
     if device.parent_uuid:
         return
-    fields.read("energy_total_mj", lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
+    if counted is not None:
+        _carry_over(("energy_total_mj",), counted, fields)
+    else:
+        fields.read("energy_total_mj", lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
     _read_settings(library, handle, fields)
     _read_links(library, handle, fields)
     _read_memory_errors(library, handle, fields)
 
 
-def _carry_over(earlier: DeviceSample, fields: Readings) -> None:
-    for field in SELDOM:
+def _carry_over(names: Sequence[str], earlier: DeviceSample, fields: Readings) -> None:
+    for field in names:
         value = getattr(earlier, field)
         if value is None:
             fields.absent(field, earlier.unknown[field])

@@ -26,6 +26,8 @@ from flatout.records.device import Device, DeviceSample, Vendor
 CALL_TIMEOUT_S = 2.0
 # The first handle of a GPU without persistence wakes it up, which takes seconds a card.
 FIRST_CONTACT_S = 45.0
+# The counter of energy alone takes 5 ms of a core (seen on an H200).
+ENERGY_EVERY_S = 30.0
 LOADED_BUT_EMPTY = "the NVIDIA driver is loaded and shows no GPU"
 _DEVICE_GONE = frozenset({GPU_IS_LOST, RESET_REQUIRED, NOT_FOUND})
 
@@ -46,11 +48,13 @@ class NvidiaSource:
         session: NvmlSession | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         first_contact_s: float = FIRST_CONTACT_S,
+        energy_every_s: float = ENERGY_EVERY_S,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._session = session or NvmlSession(library)
         self._call_timeout_s = call_timeout_s
         self._first_contact_s = first_contact_s
+        self._energy_every_s = energy_every_s
         self._now_unix_s = now_unix_s
         self._workers: dict[str, Worker] = {}
         self._handles: dict[str, Any] = {}
@@ -58,6 +62,8 @@ class NvidiaSource:
         self._last: dict[str, DeviceSample] = {}
         # What brief samples take their slow fields from.
         self._thorough: dict[str, DeviceSample] = {}
+        # The sample with which the counter of energy was read.
+        self._energy: dict[str, DeviceSample] = {}
         self._known: dict[int, Device] = {}
         self._xids: XidCounter | None = None
         self._generation = 0
@@ -169,6 +175,7 @@ class NvidiaSource:
             self._generation = self._session.generation
             self._handles = {}
             self._thorough = {}
+            self._energy = {}
             self._drop_gpm()
             if self._xids is not None:
                 self._xids.forget_session()
@@ -192,21 +199,33 @@ class NvidiaSource:
         self._thorough.setdefault(_key(device), sample)
         return sample
 
+    def _counted(self, key: str, now_unix_s: float) -> DeviceSample | None:
+        """The sample with its energy, if that was read not long ago; a clock may have been put back since."""
+        read = self._energy.get(key)
+        is_new = read is not None and 0 <= now_unix_s - read.taken_at_unix_s < self._energy_every_s
+        return read if is_new else None
+
     def _read(self, device: Device) -> DeviceSample:
         library = self._session.library
         key = _key(device)
         handle = self._handle(device)
         if key not in self._gpm:
             self._gpm[key] = self._gpm_reader(library, handle, device)
-        return read_sample(
+        now_unix_s, earlier = self._now_unix_s(), self._thorough.get(key)
+        counted = self._counted(key, now_unix_s)
+        sample = read_sample(
             library,
             handle,
             device,
             self._gpm[key],
-            self._now_unix_s(),
-            earlier=self._thorough.get(key),
+            now_unix_s,
+            earlier=earlier,
+            counted=counted,
             xids=self._xids.count(device.uuid or "") if self._xids else None,
         )
+        if earlier is None and counted is None:
+            self._energy[key] = sample
+        return sample
 
     def _handle(self, device: Device) -> Any:
         key = _key(device)
@@ -256,7 +275,8 @@ class NvidiaSource:
 
     def _failed(self, device: Device, error: Exception) -> DeviceSample:
         reason = str(error) if isinstance(error, DeadlinePassed) else describe_error(error)
-        self._thorough.pop(_key(device), None)  # whoever comes back is read from the beginning
+        for kept in (self._thorough, self._energy):
+            kept.pop(_key(device), None)  # whoever comes back is read from the beginning
         if error_code(error) in _DEVICE_GONE:
             self._handles.pop(_key(device), None)
             return self._down(device, reason)

@@ -167,6 +167,21 @@ def test_brief_samples_leave_out_what_is_dear_and_tell_the_last_of_it() -> None:
         assert brief.unknown.get(field) == thorough.unknown.get(field), field
 
 
+def test_the_counter_of_energy_is_read_now_and_then() -> None:
+    nvml, clock = FakeNvml(), [1000.0]
+    source = NvidiaSource(nvml, energy_every_s=30.0, now_unix_s=lambda: clock[0])
+    devices = source.discover().devices
+    read = []
+    for at_s in (1000.0, 1010.0, 1029.0, 1031.0, 1035.0, 900.0):
+        clock[0] = at_s
+        nvml.answer("nvmlDeviceGetTotalEnergyConsumption", int(at_s))
+        read.append(source.sample(devices)[0].energy_total_mj)
+        source.sample(devices, thoroughly=False)
+    # A clock that was put back is no reason to wait.
+    assert read == [1000, 1000, 1000, 1031, 1031, 900]
+    assert nvml.calls["nvmlDeviceGetTotalEnergyConsumption"] == 3
+
+
 def test_a_brief_sample_without_a_thorough_one_is_thorough() -> None:
     source = NvidiaSource(FakeNvml())
     sample = source.sample(source.discover().devices, thoroughly=False)[0]
