@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Wide enough that the GPU is what holds it up, with levers too: launches of a smaller one hide what they give.
+# Wide enough that the GPU holds it up, with levers too: launches of a smaller one hide what they give.
 SMALL = "--layers 4 --width 1024 --heads 16 --length 1024 --vocabulary 8000 --batch 8".split()  # noqa: SIM905
 
 
