@@ -55,6 +55,14 @@ def read_host(*, root: Path = Path("/"), places: tuple[tuple[str, Path], ...] = 
     )
 
 
+def cores_allowed(host: Host) -> int:
+    """How many cores this process may use."""
+    allowed = [host.cpu_affinity_count or host.cpu_count or 1]
+    if host.cpu_quota is not None:
+        allowed.append(int(host.cpu_quota))
+    return max(1, min(allowed))
+
+
 def read_place(purpose: str, path: Path) -> Place:
     """How much room there is where `path` is or will be, and whether it can be written."""
     fields = Readings(tolerated=(OSError,))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.hardware.catalogue import price_table, select
-from flatout.hardware.host import read_host
+from flatout.hardware.host import cores_allowed, read_host
 from flatout.memory.ahead import Ahead
 from flatout.memory.imagining import Imaginer, largest_ledger
 from flatout.memory.linking import Links
@@ -22,7 +22,6 @@ from flatout.records.trial import Trial
 from flatout.records.words import memory_size
 from flatout.runtime.command import JobCommand
 from flatout.runtime.profiling import TRIALS_FOLDER, ProfileRequest, insist_on_libraries
-from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress
 
 # Updates, for an optimizer's states to stand beside activations.

@@ -15,6 +15,9 @@ from flatout.records.trace import TraceSummary
 from flatout.records.trial import Trial
 from flatout.records.unknown import fill_reasons
 
+# Others that keep fewer cores at work do not show in what is measured.
+_NOBODY_CORES, _NOBODY_SHARE = 0.4, 0.2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mfu:
@@ -252,9 +255,24 @@ class Profile:
     memory_timeline: tuple[MemoryPoint, ...] = ()
     findings: tuple[Finding, ...] = ()
     report: str | None = None
+    # Cores that others kept at work before the job began, of so many.
+    others_cores: float | None = None
+    cores: int | None = None
     # Samples of the largest batch that a call of the model had: an epoch's last one is often smaller.
     largest_batch: float | None = None
     unknown: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fill_reasons(self, default="not measured")
+
+    @property
+    def disturbance(self) -> str:
+        """For whoever measures on a busy machine; nothing where it was quiet."""
+        if self.others_cores is None or self.cores is None:
+            return ""
+        if self.others_cores < max(_NOBODY_CORES, _NOBODY_SHARE * self.cores):
+            return ""
+        return (
+            f"other processes kept {self.others_cores:.1f} of {self.cores} cores at work when it began: "
+            "alone, the job may be faster"
+        )

@@ -162,7 +162,7 @@ def loader_line(loader: LoaderUse) -> str:
 
 def notes(profile: Profile) -> list[str]:
     """What to make of the figures."""
-    found = []
+    found = [profile.disturbance] if profile.disturbance else []
     if profile.steady:
         clock = (
             "device events" if profile.step_ms and profile.step_ms.clock == "device" else "the host's clock"

@@ -12,11 +12,13 @@ from flatout.analyze.profile import build_profile
 from flatout.analyze.recorded import recordings, with_recordings
 from flatout.analyze.steps import calls_without_update, read_ranks
 from flatout.analyze.window import window_of
+from flatout.hardware.host import cores_allowed, read_host
 from flatout.records.errors import EnvironmentProblem, JobFailed
 from flatout.records.profile import Profile
 from flatout.records.session import RANKS_FOLDER, RECORDING_FILE, TAPS
 from flatout.records.trial import Trial
 from flatout.runtime.command import JobCommand
+from flatout.runtime.neighbours import cores_of_others
 from flatout.runtime.peaks import peaks_for
 from flatout.runtime.progress import StopRule
 from flatout.runtime.samples import DeviceSampler
@@ -77,6 +79,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
         environment=request.environment,
     )
     place = folder / TRIALS_FOLDER / "1-profile"
+    others = cores_of_others()
     with DeviceSampler() as sampler:
         trial = run_trial(plan, place, on_progress=on_progress)
         died = _died_of_a_recording(trial, place)
@@ -104,6 +107,7 @@ def profile_job(request: ProfileRequest, run: str, folder: Path, on_progress: On
     counted = folder / TRIALS_FOLDER / "2-count"
     counted_in = counted if counted.exists() else None
     profile = build_profile(run, trial, place, peaks, use, counted_in=counted_in)
+    profile = dataclasses.replace(profile, others_cores=others, cores=cores_allowed(read_host(places=())))
     recorded_in = place if counted_in is None or recordings(place) else counted_in
     about = learned_in(place.parent)
     if died:

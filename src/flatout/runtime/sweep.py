@@ -11,7 +11,7 @@ from typing import Any
 
 from flatout.analyze.steps import NS_PER_MS, read_ranks, read_workers
 from flatout.analyze.window import window_of
-from flatout.hardware.host import read_host
+from flatout.hardware.host import cores_allowed, read_host
 from flatout.records.machine import Host
 from flatout.records.profile import LoaderSweep, LoaderUse, Profile, SweepRow
 from flatout.records.trial import Trial
@@ -195,14 +195,6 @@ class _Sweep:
         best = max(measured, key=lambda row: row.samples_per_s or 0, default=None)
         worth = (baseline.samples_per_s or 0) * (1 + _WORTH)
         return best if best is not None and (best.samples_per_s or 0) > worth else None
-
-
-def cores_allowed(host: Host) -> int:
-    """How many cores this process may use."""
-    allowed = [host.cpu_affinity_count or host.cpu_count or 1]
-    if host.cpu_quota is not None:
-        allowed.append(int(host.cpu_quota))
-    return max(1, min(allowed))
 
 
 def workers_needed(load_ms: float, step_ms: float, host: Host, *, on_gpu: bool = False) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.hardware.host import read_host
+from flatout.hardware.host import cores_allowed, read_host
 from flatout.levers.catalogue import BY_ID
 from flatout.levers.job import JobFacts
 from flatout.records.plan import Choice
@@ -19,7 +19,6 @@ from flatout.records.profile import Profile
 from flatout.records.trial import Outcome
 from flatout.records.tuning import GuardEvidence, LeverTrial
 from flatout.runtime.progress import StopRule
-from flatout.runtime.sweep import cores_allowed
 from flatout.runtime.trial import OnProgress, run_trial
 from flatout.tune.guard import bit_for_bit, judge
 from flatout.tune.guard_runs import GuardRun, is_paired

@@ -88,6 +88,8 @@ class _Tuner:
         """The whole loop; raises JobFailed where the job cannot even be run as written."""
         with self._stage("as written"):
             baseline = self._baseline()
+        if baseline.disturbance:
+            self._notes.append(baseline.disturbance)
         as_written = pace_of(baseline)
         about = learned_in(self._trials_folder)
         on_gpu = str(about.get("device", "cpu")).startswith("cuda")

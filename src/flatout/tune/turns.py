@@ -6,11 +6,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from flatout.hardware.host import available_memory_bytes, read_host
+from flatout.hardware.host import available_memory_bytes, cores_allowed, read_host
 from flatout.records.profile import Profile
 from flatout.records.session import TURN_FILE, WAITING_FILE
 from flatout.runtime.progress import Progress
-from flatout.runtime.sweep import cores_allowed
 
 # What a process takes on a GPU beside its tensors.
 _CONTEXT_BYTES = 600 << 20
