@@ -4,6 +4,7 @@ A percentage is never shown bare: every share comes with the name of what was me
 """
 
 import dataclasses
+import signal
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +19,8 @@ Mood = Literal["good", "plain", "dim", "warn", "bad"]
 
 # From how much of its slowdown threshold on a temperature is worth a look, in degrees below.
 _NEAR_SLOWDOWN_C = 5
+# Signals by which somebody, or a batch system, asks a job to end.
+_ASKED = frozenset({signal.SIGINT, signal.SIGTERM})
 # Almost no room left.
 _FULL_SHARE = 0.97
 
@@ -236,6 +239,8 @@ class JobRow:
         if self.silent_s is not None and self.live.state != "stalled":
             return Said("no news", "warn")
         if self.live.state == "ended":
+            if self.live.signal in _ASKED or self.live.exit_code in {128 + number for number in _ASKED}:
+                return Said("stopped", "warn")
             failed = bool(self.live.exit_code) or self.live.signal is not None
             return Said("failed" if failed else "ended", "bad" if failed else "dim")
         return Said(self.live.state, {"training": "good", "stalled": "bad"}.get(self.live.state, "plain"))  # type: ignore[arg-type]

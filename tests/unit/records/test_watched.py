@@ -85,6 +85,9 @@ def test_a_job_without_news_is_not_shown_as_training() -> None:
     assert row.state.words == "no news"
     [ended] = job_rows(frame_of([], live_jobs=(live_job(state="ended", exit_code=1),)))
     assert ended.state.words == "failed"
+    for how in ({"signal": 15}, {"exit_code": 130}):
+        [stopped] = job_rows(frame_of([], live_jobs=(live_job(state="ended", **how),)))
+        assert stopped.state.words == "stopped"
 
 
 def test_figures_that_are_not_known_are_left_out() -> None:
