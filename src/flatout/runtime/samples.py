@@ -11,6 +11,8 @@ from flatout.hardware.protocol import DeviceSource
 from flatout.records.device import Device, DeviceSample
 
 _PERIOD_S = 0.2
+# What is dear to read, or changes slowly: once in so many samples.
+_THOROUGHLY_IN = 25
 _AT_MOST = 20_000
 
 
@@ -51,6 +53,8 @@ class DeviceSampler:
             path.write_bytes(msgspec.json.Encoder().encode_lines(self.samples))
 
     def _watch(self) -> None:
+        count = 0
         while not self._stop.wait(_PERIOD_S) and len(self.samples) < _AT_MOST:
             for source, devices in self._found:
-                self.samples += source.sample(devices)
+                self.samples += source.sample(devices, thoroughly=count % _THOROUGHLY_IN == 0)
+            count += 1
