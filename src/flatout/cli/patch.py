@@ -29,10 +29,11 @@ def command(output: Output, plan_path: str) -> int:
       flatout patch --json | jq -r .patch
     """
     import hashlib
+    import shlex
 
     from flatout.records.errors import EXIT_DONE, CallerMistake
     from flatout.records.plan import read_plan
-    from flatout.tune.patching import as_text, divided
+    from flatout.tune.patching import as_text, divided, lies_elsewhere, patch_files
     from flatout.tune.soundness import sound
 
     if plan_path == DEFAULT_PLAN and not Path(plan_path).exists():
@@ -70,6 +71,8 @@ def command(output: Output, plan_path: str) -> int:
     else:
         click.echo(patch, nl=False)
         output.notice(f"flatout: in the diff: {', '.join(in_the_diff) or 'nothing'}")
+        for name in filter(lies_elsewhere, patch_files(plan, Path.cwd())[0]):
+            output.notice(f"flatout: {name} lies elsewhere: flatout patch | patch {shlex.quote(name)}")
         if by_hand:
             output.notice(f"flatout: by hand, as the comments above it say: {', '.join(by_hand)}")
     return EXIT_DONE

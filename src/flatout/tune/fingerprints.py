@@ -33,13 +33,19 @@ def _device_in(about: Mapping[str, Any]) -> str:
     return str(about.get("device_name") or about.get("device") or "")
 
 
-def places_below(folder: Path, where: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Places in files of the user's own folder; a library is not theirs to patch."""
+def places_of_the_user(folder: Path, script: str, where: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Places in files of this folder and of the script's; a library is not the user's to patch."""
+    here = folder.resolve()
+    beside = (folder / script).resolve().parent
     found = {}
     for name, (file, line) in where.items():
         path = (folder / file).resolve()
-        if path.is_relative_to(folder.resolve()) and path.is_file() and "site-packages" not in path.parts:
-            found[name] = (str(path.relative_to(folder.resolve())), int(line))
+        if not path.is_file() or "site-packages" in path.parts:
+            continue
+        if path.is_relative_to(here):
+            found[name] = (str(path.relative_to(here)), int(line))
+        elif script.endswith(".py") and path.is_relative_to(beside):
+            found[name] = (str(path), int(line))
     return found
 
 

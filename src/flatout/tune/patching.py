@@ -111,8 +111,8 @@ class Patched:
     snippets: tuple[str, ...]
 
     def diff(self, before: str, name: str) -> str:
-        """A unified diff, as `git apply` and `patch -p1` take it; of a file elsewhere as `patch -p0` does."""
-        elsewhere = Path(name).is_absolute() or ".." in Path(name).parts
+        """A unified diff, as `git apply` and `patch -p1` take it; of a file elsewhere as `patch FILE` does."""
+        elsewhere = lies_elsewhere(name)
         lines = difflib.unified_diff(
             lines_of(before),
             lines_of(self.source),
@@ -120,6 +120,11 @@ class Patched:
             name if elsewhere else f"b/{name}",
         )
         return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}\n" for line in lines)
+
+
+def lies_elsewhere(name: str) -> bool:
+    """Not below the folder in which the patch is made: `git apply` and `patch -p1` refuse such a file."""
+    return Path(name).is_absolute() or ".." in Path(name).parts
 
 
 def patch_source(source: str, levers: Sequence[Choice], where: Where, *, device: str) -> Patched:

@@ -17,7 +17,7 @@ from flatout.tune.batching import BATCH_SIZE
 from flatout.tune.calibration import record
 from flatout.tune.conclusions import UNEVEN, WORTH
 from flatout.tune.confirming import NOT_CONFIRMED
-from flatout.tune.fingerprints import fingerprint, places_below
+from flatout.tune.fingerprints import fingerprint, places_of_the_user
 from flatout.tune.limits import JOB_ENDED, OUT_OF_TIME, TOO_SHORT
 from flatout.tune.pace import faster, gain
 from flatout.tune.request import TuneRequest
@@ -123,10 +123,11 @@ def _plan(
     request: TuneRequest, run: str, stages: Stages, ladder: Sequence[Rung], best: Pace, speedup: float
 ) -> Plan:
     habits = stages.about.get("habits") or {}
+    job = fingerprint(request.job.command, stages.baseline, stages.about)
     return Plan(
-        job=fingerprint(request.job.command, stages.baseline, stages.about),
+        job=job,
         levers=tuple(_told(choice, ladder) for choice in stages.chosen),
-        where=places_below(Path.cwd(), habits.get("where") or {}),
+        where=places_of_the_user(Path.cwd(), job.script, habits.get("where") or {}),
         infer=request.job.infer,
         run=run,
         baseline_samples_per_s=stages.as_written.samples_per_s,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout.records.plan import Choice, Fingerprint, Plan
+from flatout.tune.fingerprints import places_of_the_user
 from flatout.tune.patching import Where, as_text, patch_source
 
 SCRIPT = '''\
@@ -203,6 +204,23 @@ def test_a_script_that_lies_elsewhere_is_named_as_it_was(tmp_path: Path) -> None
     text = as_text(Plan(job=job, levers=(Choice(id="tf32"),)), tmp_path / "here")
     assert text.splitlines()[0] == f"--- {script}"
     assert text.splitlines()[1] == f"+++ {script}"
+
+
+def test_places_beside_a_script_that_lies_elsewhere_are_the_users_too(tmp_path: Path) -> None:
+    here, script = tmp_path / "here", tmp_path / "elsewhere" / "train.py"
+    library = script.parent / "lib" / "site-packages" / "torch.py"
+    for one in (here / "made.py", script, library, tmp_path / "other" / "util.py"):
+        one.parent.mkdir(parents=True, exist_ok=True)
+        one.write_text(SCRIPT)
+    where = {
+        "optimizer": [str(here / "made.py"), 3],
+        "root_call": [str(script), CALL],
+        "library": [str(library), 1],
+        "nobodys": [str(tmp_path / "other" / "util.py"), 1],
+    }
+    found = places_of_the_user(here, "../elsewhere/train.py", where)
+    assert found == {"optimizer": ("made.py", 3), "root_call": (str(script), CALL)}
+    assert set(places_of_the_user(here, "a_module", where)) == {"optimizer"}
 
 
 @pytest.mark.parametrize(
