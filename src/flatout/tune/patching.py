@@ -111,7 +111,7 @@ class Patched:
     snippets: tuple[str, ...]
 
     def diff(self, before: str, name: str) -> str:
-        """A unified diff, as `git apply` and `patch -p1` take it; of a file elsewhere as `patch FILE` does."""
+        """A unified diff, for `git apply` and `patch -p1`; of a file elsewhere for `patch FILE`."""
         elsewhere = lies_elsewhere(name)
         lines = difflib.unified_diff(
             lines_of(before),
