@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from flatout.infer.failing import words_of
-from flatout.infer.optimizing.calling import Arguments, flat
+from flatout.infer.optimizing.calling import Arguments, are_same, flat
 from flatout.infer.sizes import MOST_SIZES
 from flatout.memory.splitting import map_tensors, samples_in, tensors_of
 from flatout.records.errors import CallerMistake
@@ -74,7 +74,7 @@ class Fitting:
         samples, lengths = set(), set()
         for place, (leaf, look) in enumerate(zip(leaves, self.looks, strict=True)):
             if not isinstance(leaf, torch.Tensor):
-                if isinstance(look, _Shape) or type(leaf) is not type(look) or leaf != look:
+                if isinstance(look, _Shape) or not are_same(leaf, look):
                     return None
                 continue
             if not isinstance(look, _Shape) or not look.takes(leaf):
@@ -112,6 +112,14 @@ class Fitting:
             return tensor
 
         return map_tensors(cut, outputs)
+
+    def beside(self, call: Arguments, other: Arguments) -> Arguments:
+        """The samples of both in one call."""
+        leaves, again = flat(call.args, call.kwargs)
+        others, _ = flat(other.args, other.kwargs)
+        return again(
+            [torch.cat([one, others[at]]) if at in self.by_sample else one for at, one in enumerate(leaves)]
+        )
 
     def parts(self, call: Arguments, size: int, samples: int) -> list[Arguments]:
         """The call in several of at most `size` samples."""

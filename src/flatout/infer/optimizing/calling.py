@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from flatout.memory.splitting import map_tensors, tensors_of
 from flatout.records.errors import CallerMistake
 
-# What an output may hold beside tensors: it is the same in each call of one kind, and holds none itself.
+# What a call or an output may hold beside tensors: it is what it is in each call, and holds none itself.
 _PLAIN = (type(None), str, bytes, int, float, complex, enum.Enum, torch.dtype, torch.device)
 
 
@@ -65,7 +65,10 @@ def examples_of(given: Any) -> list[Arguments]:
 
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call looks like; None where that cannot be told. Calls of one key can share a compiled graph."""
+    """What a call looks like; None where that cannot be told, which no compiled graph may answer.
+
+    Calls of one key can share a graph.
+    """
     leaves, spec = tree_flatten((args, kwargs))
     try:
         key = (spec, *map(_look, leaves))
@@ -78,8 +81,19 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _look(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.device
-    # 1, 1.0 and True are equal, and are not the same to a model.
-    return type(leaf), leaf
+    if isinstance(leaf, _PLAIN):
+        # 1, 1.0 and True are equal, and are not the same to a model.
+        return type(leaf), leaf
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        leaves, spec = tree_flatten([getattr(leaf, one.name, None) for one in dataclasses.fields(leaf)])
+        return type(leaf), spec, *map(_look, leaves)
+    # It may hold anything, and something else in the next call; nor is it ours to keep.
+    raise TypeError(f"nobody knows what a {type(leaf).__name__} holds")
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Of two values beside tensors: whether a module is given the same."""
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other))
 
 
 def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Arguments]]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from flatout.infer.optimizing.answers import numbers_in
 from flatout.infer.optimizing.calling import Arguments
+from flatout.infer.optimizing.others import others_like
 from flatout.infer.optimizing.twins import Rounding, with_noisy_weights
 from flatout.infer.optimizing.ways import QUANTIZED, Way
-from flatout.memory.splitting import tensors_of
 
 _TWINS = 3
 # Times what the worst of the twins shows: three draws are few, and rounding inside of fused operations is not
@@ -21,7 +22,8 @@ _MARGIN, _MARGIN_OF_ONE = 2.0, 3.0
 # A float's own noise floor, of the spread of an output: differences below it are nothing.
 _NOTHING = 1e-6
 _PERTURBED = 2
-_PERTURBATION = 0.05
+# Where no twin chose otherwise, of so many choices a few may be others by chance; of fewer one, or none.
+_MANY_CHOICES, _SOME_CHOICES = 30, 10
 # Outputs with so many numbers a row, in so few dimensions, are scores of which people take the largest.
 _FEWEST_SCORES, _MOST_DIMENSIONS = 3, 3
 
@@ -37,12 +39,16 @@ class Judgement:
 
 @dataclasses.dataclass(frozen=True)
 class _Apart:
-    """How far one output is from the reference: on the whole, at the worst place, and in what it chooses."""
+    """How far one output is from the reference: on the whole, at the worst place, and in what it chooses.
+
+    Also in where it has no numbers: of what is infinite in one and not in the other, there is no distance.
+    """
 
     whole: float
     worst: float
     other_choices: float
     choices: int
+    other_places: float = 0.0
 
     def most(self, other: "_Apart") -> "_Apart":
         return _Apart(
@@ -50,6 +56,7 @@ class _Apart:
             max(self.worst, other.worst),
             max(self.other_choices, other.other_choices),
             max(self.choices, other.choices),
+            max(self.other_places, other.other_places),
         )
 
 
@@ -60,15 +67,32 @@ class Guard:
         self._module = module
         self._dtype = dtype
         self._cases = list(examples)
+        self._wanted = [self._outputs(module, case) for case in examples]
         for number in range(_PERTURBED):
-            self._cases += [_perturbed(one, seed=number + 1) for one in examples]
-        self._wanted = [self._outputs(module, case) for case in self._cases]
+            for one in examples:
+                self._add_one_like(one, seed=number + 1)
         finite = [all(_is_finite(one) for one in outputs) for outputs in self._wanted]
         # What the module itself has no numbers for says nothing of anybody; the examples stay.
         keep = [place for place in range(len(self._cases)) if finite[place] or place < len(examples)]
         self._cases = [self._cases[place] for place in keep]
         self._wanted = [self._wanted[place] for place in keep]
         self._rounding: dict[Any, list[list[_Apart]]] = {}
+
+    def _add_one_like(self, example: Arguments, seed: int) -> None:
+        """Other inputs of the same kind that the module takes."""
+        for other in others_like(example, self._module, seed):
+            try:
+                outputs = self._outputs(self._module, other)
+            except Exception:  # noqa: BLE001, S112 - what it means by its inputs, the module alone knows
+                continue
+            self._cases.append(other)
+            self._wanted.append(outputs)
+            return
+
+    @property
+    def another(self) -> Arguments:
+        """Inputs other than the example's, where there are any."""
+        return self._cases[-1]
 
     @property
     def cases(self) -> int:
@@ -84,7 +108,7 @@ class Guard:
             if len(found) != len(wanted):
                 return Judgement(f"it has {len(found)} outputs, and the module {len(wanted)}")
             for one, other, limit in zip(found, wanted, allowed[number], strict=True):
-                judged = _judged(one, other, limit)
+                judged = _judged(one, other, limit, is_exact=way == Way())
                 if judged.refusal:
                     return judged
                 if worst.error is None or _tightness(judged) > _tightness(worst):
@@ -115,10 +139,10 @@ class Guard:
     @torch.no_grad()
     def _outputs(call: Callable[..., Any], case: Arguments) -> list[torch.Tensor]:
         with _same_random_numbers():
-            return [one.detach().clone() for one in tensors_of(case.copied().of(call))]
+            return [one.detach().clone() for one in numbers_in(case.copied().of(call))]
 
 
-def _judged(found: torch.Tensor, wanted: torch.Tensor, limit: _Apart) -> Judgement:
+def _judged(found: torch.Tensor, wanted: torch.Tensor, limit: _Apart, *, is_exact: bool) -> Judgement:
     if found.shape != wanted.shape:
         return Judgement(f"an output has the shape {tuple(found.shape)}, not {tuple(wanted.shape)}")
     if found.dtype != wanted.dtype:
@@ -132,11 +156,24 @@ def _judged(found: torch.Tensor, wanted: torch.Tensor, limit: _Apart) -> Judgeme
     ):
         if not here <= allowed:
             return Judgement(f"{words} off by {here:.2g}, and rounding explains {allowed:.2g}", here, allowed)
-    spare = 3 * math.sqrt(max(limit.other_choices, 1 / limit.choices) / limit.choices)
+    if apart.other_places > limit.other_places + _by_chance(limit.other_places, wanted.numel(), 0.0):
+        return Judgement("an output is finite where the module's is not, or the other way round")
+    none_seen = 0.0 if is_exact else _of_so_many(limit.choices)
+    spare = _by_chance(limit.other_choices, limit.choices, none_seen)
     if apart.other_choices > limit.other_choices + spare:
         share, explained = 100 * apart.other_choices, 100 * (limit.other_choices + spare)
         return Judgement(f"{share:.1f} % of its choices are others, and rounding explains {explained:.1f} %")
     return Judgement("", apart.whole, _MARGIN * limit.whole + _NOTHING)
+
+
+def _by_chance(share: float, count: int, none_seen: float) -> float:
+    """How far beyond a share that was seen in so many it may go; where none was seen, that is given."""
+    return 3 * math.sqrt(share / count) if share else none_seen
+
+
+def _of_so_many(choices: int) -> float:
+    allowed = 3 if choices >= _MANY_CHOICES else 1 if choices >= _SOME_CHOICES else 0
+    return allowed / choices
 
 
 def _apart(found: torch.Tensor, wanted: torch.Tensor) -> _Apart:
@@ -148,16 +185,23 @@ def _apart(found: torch.Tensor, wanted: torch.Tensor) -> _Apart:
         # Numbers of classes or tokens: another one is another choice.
         return _Apart(0.0, 0.0, float((found != wanted).float().mean()), wanted.numel())
     mine, own = found.double(), wanted.double()
-    difference = torch.where((mine == own) | (mine.isnan() & own.isnan()), 0.0, mine - own)
+    other_places = float((_kinds(mine) != _kinds(own)).double().mean())
+    difference = torch.where(mine.isfinite() & own.isfinite(), mine - own, 0.0)
     own = torch.where(own.isfinite(), own, 0.0)
     # Of the spread around the mean where there is one: a large offset would hide everything.
     spread = float(own.std(correction=0)) or float(own.abs().max()) or 1.0
     whole = float(difference.square().mean().sqrt()) / spread
     worst = float(difference.abs().max()) / spread
     if not _are_scores(wanted):
-        return _Apart(whole, worst, 0.0, 1)
+        return _Apart(whole, worst, 0.0, 1, other_places)
     choices = wanted[..., 0].numel()
-    return _Apart(whole, worst, float((mine.argmax(-1) != own.argmax(-1)).double().mean()), choices)
+    others = float((mine.argmax(-1) != wanted.argmax(-1)).double().mean())
+    return _Apart(whole, worst, others, choices, other_places)
+
+
+def _kinds(numbers: torch.Tensor) -> torch.Tensor:
+    """Finite, infinite to either side, or no number."""
+    return numbers.isnan() * 3 + numbers.isposinf() * 2 + numbers.isneginf() * 1
 
 
 def _are_scores(output: torch.Tensor) -> bool:
@@ -170,22 +214,6 @@ def _is_finite(one: torch.Tensor) -> bool:
 
 def _tightness(judged: Judgement) -> float:
     return (judged.error or 0.0) / judged.allowed if judged.allowed else 0.0
-
-
-def _perturbed(example: Arguments, seed: int) -> Arguments:
-    """Other inputs of the same kind: numbers moved a little, words in another order, masks as they are."""
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        if tensor.is_floating_point():
-            factors = 1 + _PERTURBATION * torch.randn(tensor.shape, generator=generator, device="cpu")
-            return tensor * factors.to(tensor.device, tensor.dtype)
-        if tensor.dtype == torch.bool or tensor.numel() < 2 or int(tensor.max()) <= 1:
-            return tensor
-        order = torch.randperm(tensor.numel(), generator=generator, device="cpu")
-        return tensor.flatten()[order.to(tensor.device)].view(tensor.shape)
-
-    return example.mapped(moved)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,11 @@ from flatout.infer.buckets import Buckets, Fitting, fitting
 from flatout.infer.capturing import on_device
 from flatout.infer.failing import words_of
 from flatout.infer.optimizing.calling import Arguments, examples_of, opaque_in
+from flatout.infer.optimizing.effects import effects_of
 from flatout.infer.optimizing.facts import Facts, facts_of
 from flatout.infer.optimizing.guard import Guard
 from flatout.infer.optimizing.optimized import Optimized
+from flatout.infer.optimizing.others import closer_together
 from flatout.infer.optimizing.racing import Race
 from flatout.infer.optimizing.search import Candidate, Search
 from flatout.infer.optimizing.shapes import Shapes
@@ -44,26 +46,30 @@ def make_optimized(
     examples = examples_of(example_inputs)
     training, notes = _into_eval(module)
     with _put_back_where_it_fails(training), contextlib.ExitStack() as stack:
-        example = max(examples, key=lambda one: sum(tensor.numel() for tensor in one.tensors()))
+        largest = max(examples, key=lambda one: sum(tensor.numel() for tensor in one.tensors()))
+        example = largest.copied()  # the caller's own is not for calls that may write into it
         state = State(module)
         facts = facts_of(module, example, backend)
         stack.enter_context(on_device(facts.device))
-        remembers = state.changed()
-        guard = Guard(module, [example], facts.dtype)
         race = Race(facts.device, goal, most_s=max(1.0, min(6.0, budget_s / 10)))
-        search = Search(module, example, facts, guard, race, budget_s)
-        best = search.baseline if remembers else search.run(allowed)
-        if remembers:
-            names = ", ".join(remembers[:4])
-            notes.append(f"calls change what the module holds ({names}): it runs as it was written")
+        search = Search(module, example, facts, race, budget_s)
+        best, shapes = search.baseline, None
+        if has_effects := effects_of(module, example, state):
+            notes.append(f"{has_effects}: it runs as it was written")
+        else:
+            guard = Guard(module, [example], facts.dtype)
+            best = search.run(allowed, guard)
         final = search.compared(search.baseline, best) if best is not search.baseline else None
         if final is not None and final.low <= 1.0:
             notes.append(
                 f"on the whole it was no faster ({final.speedup:.2f}x): the module runs as it was written"
             )
             best = search.baseline
-        shapes = _shapes(best, example, examples, facts, guard, buckets, notes)
+        if best is not search.baseline:
+            shapes = _shapes(best, example, examples, facts, guard, buckets, notes)
         report = _report(goal, facts, search, best, final, notes, began)
+        if has_effects:
+            state.put_back()
         state.changed()
     return Optimized(module, report, None if best is search.baseline else best, shapes, training)
 
@@ -161,11 +167,33 @@ def _shapes(
     fits, why = _proven(best, example, guard, spec)
     if why:
         notes.append(f"calls of other shapes run without what is compiled: {why}")
+    depends = _why_not_in_parts(best, example, facts, guard, fits) if fits is not None else ""
+    if depends:
+        notes.append(f"batches larger than any size it was made for run without what is compiled: {depends}")
     batches: set[int] = set(spec.batch or halves(facts.samples or 1))
     if not spec.batch and fits is not None:
-        sizes = [fits.size_of(one.args, one.kwargs) for one in examples]
+        sizes = [fits.size_of(one.args, one.kwargs) for one in (example, *examples)]
         batches = set(halves(max(size[0] for size in sizes if size is not None)))
-    return Shapes(best.prepared, example, best.run, fits, sorted(batches), spec.length)
+    return Shapes(best.prepared, example, best.run, fits, sorted(batches), spec.length, cuts=not depends)
+
+
+@torch.no_grad()
+def _why_not_in_parts(best: Candidate, example: Arguments, facts: Facts, guard: Guard, fits: Fitting) -> str:
+    """Why a batch of twice the samples, all of them different, cannot be answered half by half."""
+    module = best.prepared.module
+    size = fits.size_of(example.args, example.kwargs)
+    assert size is not None
+
+    def in_parts(*args: Any, **kwargs: Any) -> Any:
+        parts = fits.parts(Arguments(args, kwargs), size[0], 2 * size[0])
+        return fits.joined([part.of(module) for part in parts])
+
+    try:
+        both = fits.beside(example, closer_together(guard.another))
+        double = Guard(module, [both], facts.dtype)
+        return double.judge(in_parts, Way()).refusal
+    except Exception as error:  # noqa: BLE001 - the module takes no such batch, or memory does not
+        return words_of(error)
 
 
 @torch.no_grad()

@@ -63,6 +63,10 @@ class Optimized:
         # A graph knows where the module's own weights lie, and a twin in the module's own dtype shares some.
         bound = candidate is not None and candidate.way.cuda_graph and candidate.way.dtype is None
         self._places = _places(module) if bound else None
+        # Whoever casts or moves the module does so in the place of its parameters.
+        self._first = next(module.parameters(), None) if candidate is not None else None
+        self._kind = _kind(self._first)
+        self._dtypes = [one.dtype for one in (*module.parameters(), *module.buffers())]
         if candidate is not None and (needs_twin(candidate.way) or bound):
             for part in module.modules():  # each may be loaded by itself
                 hearing: Any = part.register_load_state_dict_post_hook
@@ -74,7 +78,11 @@ class Optimized:
         if run is None or self.module.training:
             self._in_training += run is not None
             return self._as_written(*args, **kwargs)
-        if self._stale or (self._places is not None and self._has_moved()):
+        if (
+            self._stale
+            or _kind(self._first) != self._kind
+            or (self._places is not None and self._has_moved())
+        ):
             self._refresh()
             run = self._run or self._as_written
         try:
@@ -135,17 +143,29 @@ class Optimized:
                     stacklevel=3,
                 )
                 return
-            if self._candidate is None or self._candidate.prepared.inner is self.module:
+            own = [*self.module.parameters(), *self.module.buffers()]
+            if self._candidate is None:
+                return
+            if [one.dtype for one in own] != self._dtypes or _kind(self._first) != self._kind:
+                self._run, self._first, self._kind = None, None, None
+                warnings.warn(
+                    "flatout.optimize: the module was cast, moved or rebuilt since; calls run as written "
+                    "from now on",
+                    stacklevel=3,
+                )
                 return
             inner = self._candidate.prepared.inner
-            own = [*self.module.parameters(), *self.module.buffers()]
+            if inner is self.module:
+                return
             twins = [*inner.parameters(), *inner.buffers()]
             plain = all(type(one.data) is torch.Tensor for one in twins)
-            if len(own) != len(twins) or not plain:
+            alike = [one.shape for one in own] == [one.shape for one in twins]
+            if not plain or not alike:
                 self._run = None
+                copy = "its copy in another precision" if plain else "its quantized copy"
                 warnings.warn(
-                    "flatout.optimize: weights were loaded that its quantized copy does not have; calls "
-                    "run as written from now on",
+                    f"flatout.optimize: weights were loaded that {copy} does not have; calls run as written "
+                    "from now on",
                     stacklevel=3,
                 )
                 return
@@ -179,6 +199,10 @@ class Optimized:
             ways = " + ".join(self.report.chosen) or "as written"
             return f"Optimized({type(self.module).__name__}, {ways}, {self.report.speedup:.2f}x)"
         return "Optimized()"
+
+
+def _kind(one: torch.Tensor | None) -> tuple[torch.dtype, torch.device] | None:
+    return (one.dtype, one.device) if one is not None else None
 
 
 def _places(module: torch.nn.Module) -> tuple[int, ...]:

@@ -72,6 +72,8 @@ class Prepared:
         quiet = torch.inference_mode if way.inference_mode else torch.no_grad
         autocast, casts = way.autocast, way.dtype
         has_own = has_switches(way)
+        # As it is, the module is the caller's; any other way was proven without the caller's autocast.
+        is_chosen = way != Way()
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with contextlib.ExitStack() as stack:
@@ -79,7 +81,11 @@ class Prepared:
                 if has_own:
                     stack.enter_context(switched(way))
                 if autocast is not None:
-                    stack.enter_context(torch.autocast(self._device.type, autocast))
+                    # A graph would go on to read the caller's casts after these are gone.
+                    own = torch.autocast(self._device.type, autocast, cache_enabled=not way.cuda_graph)
+                    stack.enter_context(own)
+                elif is_chosen and torch.is_autocast_enabled(self._device.type):
+                    stack.enter_context(torch.autocast(self._device.type, enabled=False))
                 if casts is not None or way.channels_last:
                     args, kwargs = map_tensors(self._given, (args, kwargs))
                 if mark is not None:

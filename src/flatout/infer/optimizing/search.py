@@ -51,12 +51,11 @@ class Search:
         module: torch.nn.Module,
         example: Arguments,
         facts: Facts,
-        guard: Guard,
         race: Race,
         budget_s: float,
     ) -> None:
         self._module, self._example, self._facts = module, example, facts
-        self._guard, self._race = guard, race
+        self._race = race
         self._ends = time.monotonic() + budget_s
         # The longest that was seen: the compiler's caches make later ones short.
         self._compile_s = 0.0
@@ -65,8 +64,9 @@ class Search:
         first = Prepared(module, Way(), facts.device, facts.backend)
         self.baseline = self.best = Candidate(Way(), first, first.eager)
 
-    def run(self, allow: Sequence[Precision]) -> Candidate:
+    def run(self, allow: Sequence[Precision], guard: Guard) -> Candidate:
         """Everything that may help here, cheap things first; then what is compiled, for what was kept."""
+        self._guard = guard
         self._try("inference-mode", inference_mode=True)
         if self._facts.on_gpu:
             self._try("cuda-graph", cuda_graph=True)

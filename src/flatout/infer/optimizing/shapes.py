@@ -32,11 +32,15 @@ class Shapes:
         fitting: Fitting | None,
         batches: Sequence[int],
         lengths: Sequence[int],
+        *,
+        cuts: bool = True,
     ) -> None:
         self._prepared = prepared
         self._example = example
         self._fitting = fitting
         self._batches, self._lengths = sorted(batches), sorted(lengths)
+        # Whether larger batches may be answered part by part.
+        self._cuts = cuts
         self._lock = threading.RLock()
         self._by_key: dict[Any, Call] = {key_of(example.args, example.kwargs): run}
         self._by_size: dict[Size, Call] = {}
@@ -54,9 +58,9 @@ class Shapes:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module answers, the fastest way that there is for such a call."""
         key = key_of(args, kwargs)
-        run = self._by_key.get(key) if key is not None else None
-        if run is None:
-            run = self._found(key, Arguments(args, kwargs))
+        if key is None:
+            return self._without(*args, **kwargs)
+        run = self._by_key.get(key) or self._found(key, Arguments(args, kwargs))
         return run(*args, **kwargs)
 
     def prepare(self) -> None:
@@ -73,10 +77,9 @@ class Shapes:
     def _found(self, key: Any, call: Arguments) -> Call:
         with self._lock:
             run = self._new(call)
-            if key is not None:
-                if len(self._by_key) >= _MOST_KEYS:
-                    self._by_key.pop(next(iter(self._by_key)))
-                self._by_key[key] = run
+            if len(self._by_key) >= _MOST_KEYS:
+                self._by_key.pop(next(iter(self._by_key)))
+            self._by_key[key] = run
             return run
 
     def _new(self, call: Arguments) -> Call:
@@ -85,6 +88,8 @@ class Shapes:
         if self._fitting is None or size is None or bucket is None:
             return self._without
         if size[0] > bucket[0]:
+            if not self._cuts:
+                return self._without
             return lambda *args, **kwargs: self._in_parts(Arguments(args, kwargs), bucket[0], size[0])
         run = self._for_size(bucket, call)
         if run is None:

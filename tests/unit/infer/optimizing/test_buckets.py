@@ -9,8 +9,9 @@ from torch._dynamo.utils import counters
 
 from flatout.infer.buckets import Buckets, fitting
 from flatout.infer.optimizing.calling import Arguments, arguments, opaque_in
+from flatout.infer.optimizing.facts import facts_of
 from flatout.infer.optimizing.guard import Guard
-from flatout.infer.optimizing.optimize import _proven
+from flatout.infer.optimizing.optimize import _proven, _shapes
 from flatout.infer.optimizing.preparing import Prepared
 from flatout.infer.optimizing.search import Candidate
 from flatout.infer.optimizing.shapes import Shapes
@@ -140,6 +141,40 @@ def test_what_does_not_grow_with_the_batch_by_one_is_refused() -> None:
     found = fitting(Pairs(), arguments(torch.randn(3, 2)), Buckets())
     assert isinstance(found, str)
     assert "becomes" in found
+
+
+class Scaled(nn.Module):
+    """By what the whole batch has: copies of a sample change nothing of that, a half of it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax() / 7
+        return self.layer((x / scale).round() * scale)
+
+
+@pytest.mark.parametrize(("module", "in_parts"), [(Scaled(), False), (nn.Linear(8, 8), True)])
+def test_a_larger_batch_is_cut_only_where_its_halves_answer_the_same(
+    module: nn.Module, in_parts: bool
+) -> None:
+    torch.manual_seed(0)
+    example = arguments(torch.randn(4, 8))
+    prepared = Prepared(module.eval(), COMPILED, CPU, backend="eager")
+    best, guard = (
+        Candidate(COMPILED, prepared, prepared.for_example(example)),
+        Guard(module, [example], torch.float32),
+    )
+    notes: list[str] = []
+    facts = facts_of(module, example)
+    shapes = _shapes(best, example, [example], facts, guard, None, notes)
+    assert shapes is not None
+    assert bool(notes) is not in_parts
+    x = torch.randn(11, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(shapes(x), module(x), atol=1e-5, rtol=1e-5)
+    assert shapes.as_written == (0 if in_parts else 1)
 
 
 class FixedBatch(nn.Module):

@@ -132,3 +132,51 @@ def test_random_numbers_and_inputs_are_left_alone() -> None:
     assert guard.judge(Greedy(), Way()).refusal == ""
     assert torch.equal(given, torch.zeros(4, 8))
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("choices", "others", "passes"), [(1, 1, False), (8, 1, False), (16, 1, True), (16, 2, False)]
+)
+def test_of_few_choices_none_may_be_others(choices: int, others: int, passes: bool) -> None:
+    class Sure(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, 0] > 0).long()
+
+    x = torch.where(torch.arange(choices) % 2 > 0, 5.0, -5.0)[:, None] * torch.ones(1, 4)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        found = Sure()(x)
+        found[:others] += 1
+        return found
+
+    guard = Guard(Sure(), [arguments(x)], torch.float32)
+    assert guard.judge(Sure(), BF16).refusal == ""
+    assert (guard.judge(wrong, BF16).refusal == "") is passes
+    # Where nothing is to be rounded otherwise, none may.
+    assert "choices are others" in guard.judge(wrong, Way()).refusal
+
+
+def test_infinities_hide_nothing() -> None:
+    class Filtered(nn.Module):
+        """The three largest; which they are, rounding may change."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 200)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = self.layer(x)
+            return scores.masked_fill(scores < scores.topk(3).values[..., -1:], -torch.inf)
+
+    torch.manual_seed(0)
+    model = Filtered().eval()
+    guard = Guard(model, [arguments(torch.randn(16, 64))], torch.float32)
+    assert guard.judge(Prepared(model, BF16, CPU).eager, BF16).refusal == ""
+
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        found = model(x)
+        at = found.argmax(-1, keepdim=True)
+        return torch.randn_like(found).scatter(-1, at, found.gather(-1, at) + 9)
+
+    assert guard.judge(noise, BF16).refusal != ""
+    assert "finite" in guard.judge(lambda x: model(x).nan_to_num(neginf=0.0), Way()).refusal

@@ -218,6 +218,22 @@ def test_a_copy_with_other_weights_follows_what_the_module_loads() -> None:
     assert not any(part._load_state_dict_post_hooks for part in module.modules())
 
 
+def test_a_module_that_was_cast_or_rebuilt_runs_as_written() -> None:
+    module, x = Casted().eval(), torch.randn(6, 8)
+    made = optimized(module, x)
+    module.double()
+    with pytest.warns(UserWarning, match="cast, moved or rebuilt"):
+        assert made(x.double()).dtype == torch.float64
+    module = Casted().eval()
+    made = optimized(module, x)
+    assert "bf16-weights" in made.report.chosen
+    module.layer = nn.Linear(8, 3)
+    module.load_state_dict(module.state_dict())
+    with pytest.warns(UserWarning, match="weights were loaded that its copy in another precision"):
+        assert made(x).shape == (6, 3)
+    assert made(x).shape == (6, 3)
+
+
 def test_a_call_that_fails_the_fast_way_runs_as_written() -> None:
     class Small(Casted):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
