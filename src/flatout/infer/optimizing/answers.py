@@ -29,10 +29,10 @@ def _numbers(value: Any, above: set[int], depth: int) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, bool | int | float | complex):
         kinds = {float: torch.float64, complex: torch.complex128}
-        return [torch.tensor(value, dtype=kinds.get(type(value)))]
+        return [torch.tensor(value, dtype=kinds.get(type(value)), device="cpu")]
     if isinstance(value, str | bytes):
         text = value.encode(errors="replace") if isinstance(value, str) else value
-        return [torch.tensor(list(text), dtype=torch.uint8)]
+        return [torch.tensor(list(text), dtype=torch.uint8, device="cpu")]
     if isinstance(value, _SAYS_NOTHING) or id(value) in above:
         return []
     if depth > _DEEPEST:

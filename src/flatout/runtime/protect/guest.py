@@ -27,6 +27,7 @@ from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found, look_around
 from flatout.runtime.protect.ghost import Ghost
+from flatout.runtime.protect.gradients import put_back, waiting
 from flatout.runtime.protect.journal import Journal, Lines, Replay
 from flatout.runtime.protect.loaders import Loaders
 from flatout.runtime.protect.loads import Loads
@@ -240,7 +241,7 @@ class Protected:
         if self._checkpointer is None:
             self._parts = parts.keys()
             self._checkpointer = Checkpointer(self._folder, every=None, keep=2, **parts)
-            self._checkpointer.loader = _Place(self._state, self._bags.load_tensors)
+            self._checkpointer.loader = _Place(self._state, self._load_own)
         return self._checkpointer
 
     def _state(self) -> dict[str, Any]:
@@ -251,7 +252,12 @@ class Protected:
             "files": self._quiet.sizes(),
             "loads": self._loads.seen,
             "tensors": self._bags.tensors(),
+            "gradients": waiting(self._gates.optimizers(), self._gates.stepped),
         }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        self._bags.load_tensors(state["tensors"])
+        put_back(self._gates.optimizers(), state.get("gradients", {}))
 
     def _look(self, frame: FrameType) -> Found:
         found = look_around(self._torch, frame)
@@ -270,8 +276,8 @@ class Protected:
         return True
 
     def _proof(self) -> str:
-        """A checksum of some of what is learned: a few thousand numbers."""
-        digest, total = hashlib.blake2b(digest_size=8), 0.0
+        """A checksum of some of what is learned, a few thousand numbers, and a few of these as they are."""
+        digest, some = hashlib.blake2b(digest_size=8), []
         torch = self._torch
         parameters = [one for optimizer in self._gates.optimizers() for one in parameters_of(optimizer)]
         for one in parameters[:: max(1, len(parameters) // 8)]:
@@ -279,8 +285,8 @@ class Protected:
             local = local.to_local() if hasattr(local, "to_local") else local
             part = local.reshape(-1)[:512].contiguous().cpu()
             digest.update(bytes(part.view(torch.uint8).tolist()))
-            total += float(part.abs().double().sum())
-        return f"{digest.hexdigest()}:{total!r}"
+            some += part[:: max(1, part.numel() // 8)].double().tolist()
+        return f"{digest.hexdigest()}:{json.dumps(some)}"
 
     # Coming back
 
@@ -299,6 +305,7 @@ class Protected:
         if missing:
             self._refuse(f"there is no {', '.join(missing[:3])} at this place of the script, and there was")
         self._loaders.arrived()
+        self._verifying.begins_with(self._proof())
         strange = self._replay
         self._ghost.end()
         self._ghost = self._replay = self._reads.replay = self._gates.void = None
@@ -311,7 +318,7 @@ class Protected:
         self._quiet.say(f"goes on after update {self._updates}, {took_s:.1f} s after its start")
         if strange.strange:
             word = (
-                f"on the way here it read {strange.strange} numbers that it had not read before, "
+                f"on the way here it read {strange.strange} numbers that were not noted before, "
                 f"first at {strange.strange_place}: what it made of them may differ"
             )
             self._facts["protection"]["strange"] = word
@@ -375,15 +382,15 @@ class Protected:
 
 
 class _Place:
-    """What each rank has for itself, for a checkpointer: where it stands, and its loose tensors."""
+    """What each rank has for itself, for a checkpointer: where it stands, its loose tensors and gradients."""
 
     def __init__(
-        self, state: Callable[[], dict[str, Any]], load_tensors: Callable[[dict[str, Any]], None]
+        self, state: Callable[[], dict[str, Any]], load_own: Callable[[dict[str, Any]], None]
     ) -> None:
         self.state_dict = state
-        self._load_tensors = load_tensors
+        self._load_own = load_own
 
     def load_state_dict(self, state: dict[str, Any], *, as_many_ranks: bool) -> None:
         """It has come there by now, and lacks what its variables held."""
         if as_many_ranks:
-            self._load_tensors(state["tensors"])
+            self._load_own(state)

@@ -88,6 +88,11 @@ class Replay:
         self._at = number
         self._left = list(self._reads.get(number + 1, ()))
 
+    def is_strange(self, place: str) -> None:
+        """Nobody can say what was read here then."""
+        self.strange += 1
+        self.strange_place = self.strange_place or place
+
     def read(self, place: str, really: Callable[[], Any]) -> Any:
         """What was read here then; what is there now, if nobody had read it."""
         for at, (then, value) in enumerate(self._left):
@@ -95,6 +100,5 @@ class Replay:
                 del self._left[: at + 1]
                 self._last[place] = value
                 return value
-        self.strange += 1
-        self.strange_place = self.strange_place or place
+        self.is_strange(place)
         return self._last[place] if place in self._last else really()

@@ -3,10 +3,13 @@
 Reads by torch itself, inside of a model's call, and in other threads are none of the loop's.
 """
 
+import base64
 import functools
+import json
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,8 +21,10 @@ from flatout.runtime.protect.ghost import REDIRECTION
 from flatout.runtime.protect.journal import Journal, Replay
 
 _OF_TENSORS = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
-# Larger arrays are looked at, not decided by.
-_LARGEST = 1024
+# Longer ones are packed; what is larger still is looked at, not decided by, and may be said to differ.
+_LONG, _LARGEST_BYTES = 1024, 1 << 20
+# Of a life: whoever reads so much reads it for its own sake.
+_MOST_BYTES = 256 << 20
 _UNKNOWN = ["?"]
 # Warnings do not count such a frame (see `inside/tap.py`), and the compiler does not try to trace it: they
 # take it for a part of Python's import system.
@@ -38,6 +43,7 @@ class Reads:
         self._places: dict[tuple[CodeType, int], str] = {}
         self._thread = threading.get_ident()
         self._patches: list[Patch] = []
+        self._packed_bytes = 0
         # A loader's worker inherits the patches, and nothing of what it reads is the loop's.
         os.register_at_fork(after_in_child=self.stop)
 
@@ -66,16 +72,27 @@ class Reads:
             if not place:
                 return real(thing, *args, **kwargs)
             if reads.replay is not None:
-                found = reads.replay.read(place, lambda: _UNKNOWN)
-                return real(thing, *args, **kwargs) if found == _UNKNOWN else _value(found)
+                found = reads.replay.read(place, lambda: None)
+                if found == _UNKNOWN:
+                    reads.replay.is_strange(place)
+                return real(thing, *args, **kwargs) if found in (None, _UNKNOWN) else _value(found)
             value = real(thing, *args, **kwargs)
             if reads.journal is not None:
-                reads.journal.note(place, _plain(value))
+                reads.journal.note(place, reads._noted(value))
             return value
 
         plain: Any = read
         plain.__code__ = plain.__code__.replace(co_filename=_UNSEEN)
         return read
+
+    def _noted(self, value: Any) -> Any:
+        """As it is written down."""
+        plain = _plain(value)
+        if isinstance(plain, dict) and "packed" in plain:
+            self._packed_bytes += len(plain["packed"][-1])
+            if self._packed_bytes > _MOST_BYTES:
+                return _UNKNOWN
+        return plain
 
     def _place(self, frame: FrameType) -> str:
         """Where the script is, or "" if it is not the script."""
@@ -103,10 +120,19 @@ def _plain(value: Any) -> Any:
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     if kind is list:
-        return {"list": value} if _count(value) <= _LARGEST else _UNKNOWN
-    if kind.__name__ == "ndarray" and value.size <= _LARGEST and value.dtype.kind in "biuf":
+        count = _count(value)
+        if count <= _LONG:
+            return {"list": value}
+        return _packed(None, [], json.dumps(value).encode()) if 8 * count <= _LARGEST_BYTES else _UNKNOWN
+    if kind.__name__ == "ndarray" and value.nbytes <= _LARGEST_BYTES and value.dtype.kind in "biufc":
+        if value.size > _LONG or value.dtype.kind == "c":
+            return _packed(value.dtype.str, list(value.shape), value.tobytes())
         return {"array": [value.dtype.str, list(value.shape), value.ravel().tolist()]}
     return _UNKNOWN
+
+
+def _packed(dtype: str | None, shape: list[int], content: bytes) -> dict[str, Any]:
+    return {"packed": [dtype, shape, base64.b85encode(zlib.compress(content, 1)).decode()]}
 
 
 def _value(plain: Any) -> Any:
@@ -120,6 +146,11 @@ def _value(plain: Any) -> Any:
     import numpy as np
 
     dtype, shape, values = inner
+    if kind == "packed":
+        content = zlib.decompress(base64.b85decode(values))
+        if dtype is None:
+            return json.loads(content)
+        return np.frombuffer(content, dtype=np.dtype(dtype)).reshape(shape).copy()
     return np.array(values, dtype=np.dtype(dtype)).reshape(shape)
 
 

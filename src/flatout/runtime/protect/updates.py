@@ -31,6 +31,8 @@ class Updates:
         self.void: Callable[[Any, Callable[[], Any] | None], Any] | None = None
         # An optimizer that steps inside of a pass backward is out of anybody's hands.
         self.in_backward = False
+        # The optimizer of the last update.
+        self.stepped: Any = None
         os.register_at_fork(after_in_child=self.stop)
 
     def install(self) -> None:
@@ -78,13 +80,15 @@ class Updates:
             if updates._under_way or threading.get_ident() != updates._thread:
                 return real(owner, *args, **kwargs)
             updates._under_way = True
+            stepped, closure = _what_steps(owner, args, kwargs, of_scaler=of_scaler)
             try:
                 if updates.void is None:
                     result = real(owner, *args, **kwargs)
                 else:
-                    result = updates.void(*_what_steps(owner, args, kwargs, of_scaler=of_scaler))
+                    result = updates.void(stepped, closure)
             finally:
                 updates._under_way = False
+            updates.stepped = stepped
             updates._ended()
             return result
 
@@ -108,6 +112,8 @@ def _what_steps(
     owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, of_scaler: bool
 ) -> tuple[Any, Callable[[], Any] | None]:
     """The optimizer, and the closure that its step would call."""
+    if of_scaler and not args:
+        args = (kwargs.get("optimizer"),)
     optimizer, rest = (args[0], args[1:]) if of_scaler else (owner, args)
     closure = rest[0] if rest else kwargs.get("closure")
     return optimizer, closure if callable(closure) else None

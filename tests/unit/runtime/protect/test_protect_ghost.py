@@ -68,3 +68,23 @@ def test_a_step_that_is_called_by_way_of_a_wrapped_model_is_run_each_time() -> N
     finally:
         ghost.end()
     assert (steps, model.count) == ([0, 1, 2], 1)
+
+
+@pytest.mark.parametrize("how", ["grad", "backward"])
+def test_whoever_traces_a_pass_backward_gets_the_real_one(how: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    ghost = Ghost(torch, list)
+    ghost.install()
+    try:
+        void = torch.autograd.grad((weight * 2).sum(), weight)[0]
+        context = torch._guards.TracingContext(torch._subclasses.FakeTensorMode())
+        with torch._guards.tracing(context):
+            if how == "grad":
+                real = torch.autograd.grad((weight * 2).sum(), weight)[0]
+            else:
+                (weight * 2).sum().backward()
+                real = weight.grad
+    finally:
+        ghost.end()
+    assert void.tolist() == [0, 0, 0]
+    assert real.tolist() == [2, 2, 2]

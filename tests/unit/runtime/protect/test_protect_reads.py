@@ -87,3 +87,33 @@ def test_compiled_code_reads_as_it_did(reads: Reads) -> None:
 
     assert double(torch.ones(2)).tolist() == [2.0, 2.0]
     assert double(-torch.ones(2)).tolist() == [-3.0, -3.0]
+
+
+def test_long_reads_are_packed_and_come_back_as_they_were(reads: Reads, tmp_path: Path) -> None:
+    numbers = torch.arange(3000)
+
+    def loop(tensor: Any) -> tuple[Any, Any, Any]:
+        return tensor.numpy().copy(), tensor.tolist(), torch.complex(tensor.float(), tensor.float()).numpy()
+
+    first = loop(numbers)
+    assert reads.journal is not None
+    reads.replay = Replay({1: reads.journal.updated(1)})
+    again = loop(torch.zeros(3000, dtype=torch.int64))
+    assert (again[0] == first[0]).all()
+    assert again[0].dtype == first[0].dtype
+    assert again[0].flags.writeable
+    assert again[1] == first[1]
+    assert (again[2] == first[2]).all()
+    assert reads.replay.strange == 0
+
+
+def test_what_is_too_long_to_be_noted_is_told_on_the_way_back(
+    reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.runtime.protect.reads._LARGEST_BYTES", 5000)
+    torch.zeros(3000).numpy()
+    assert reads.journal is not None
+    reads.replay = Replay({1: reads.journal.updated(1)})
+    assert torch.ones(3000).numpy().sum() == 3000
+    assert reads.replay.strange == 1
+    assert reads.replay.strange_place.startswith(HERE)
