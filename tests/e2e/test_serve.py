@@ -49,6 +49,9 @@ MODEL = textwrap.dedent("""
 
     def make():
         return Odd(), {"x": torch.zeros(1, 4)}
+
+    def leaves():
+        raise SystemExit("no licence")
 """)
 HEAD = b"POST /predict HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 SMALL = ("--max-body", "1MiB", "--timeout", "20s")
@@ -331,6 +334,28 @@ def test_after_sigterm_everything_accepted_is_answered_and_it_ends_with_0(tmp_pa
         server.raw()
 
 
+def test_after_the_time_to_drain_the_rest_is_told_so_and_it_ends_with_4(tmp_path: Path) -> None:
+    (tmp_path / "odd_model.py").write_text(MODEL)
+    server = Server(tmp_path, "odd_model:make", "--max-batch", "1", "--queue", "64", "--drain", "2s")
+    found: list[tuple[int, Any]] = []
+    threads = [threading.Thread(target=lambda: found.append(server.predict(18))) for _ in range(3)]
+    with server.holding():
+        for thread in threads:
+            thread.start()
+        server.wait_for("http_server_active_requests", 4)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 4
+        lasted_s = time.monotonic() - began
+    for thread in threads:
+        thread.join()
+    assert 1.5 < lasted_s < 3.8, "once the time given, not twice"
+    assert [status for status, _ in found] == [503] * 3
+    assert all("about to end" in error(json.dumps(body).encode())["received"] for _, body in found)
+    assert "Traceback" not in server.log()
+    server.end()
+
+
 def test_a_server_whose_starter_is_killed_ends_by_itself(tmp_path: Path) -> None:
     (tmp_path / "odd_model.py").write_text(MODEL)
     server = Server(tmp_path, "odd_model:make")
@@ -357,10 +382,16 @@ def test_mistakes_are_told_before_anything_is_served(flatout: Run, tmp_path: Pat
         (("odd_model:make", "--dry-run"), 2, "--engine vllm"),
         (("x.pt2",), 2, "x.pt2 does not exist"),
         (("odd_model:make", "--input", "x:float32[3"), 2, "describes no tensor"),
+        (("odd_model:make", "--device", "gpu"), 2, "cuda, cuda:1 or cpu"),
+        (("odd_model:make", "--device", "cuda:77"), 2, "--device cuda:77, and torch finds"),
+        (("odd_model:make", "--input", "x:float32[4]", "--pad", "y=0"), 2, "unknown input 'y'"),
+        (("odd_model:make", "--pad", "y=0"), 2, "unknown input 'y'"),
+        (("odd_model:leaves",), 4, "the factory raised SystemExit: no licence"),
     ):
         found = flatout("serve", "--port", "0", *arguments)
         assert found.returncode == code, found.stderr
         assert words in found.stderr
+        assert "Traceback" not in found.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         found = flatout("serve", "odd_model:make", "--port", str(taken.getsockname()[1]))
         assert found.returncode == 3

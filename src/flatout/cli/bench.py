@@ -103,4 +103,8 @@ def command(
 
         leave_page(output, html, bench_page(found))
     lightest = found.points[0]
-    return EXIT_DONE if lightest.answered == lightest.sent else EXIT_FINDING
+    unsent = [f"{one.load:g}" for one in found.points if not one.sent]
+    if unsent:
+        what = "requests a second" if rates else "at a time"
+        output.notice(f"nothing was sent with {', '.join(unsent)} {what}: a longer --duration is needed")
+    return EXIT_DONE if lightest.sent and lightest.answered == lightest.sent else EXIT_FINDING

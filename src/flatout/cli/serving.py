@@ -53,7 +53,7 @@ def serve(
             raise MissingExtra(
                 package, extra="torch" if package == "torch" else "serve", wanted_for="flatout serve"
             )
-    _look_early(target, llm, options["inputs"])
+    _look_early(target, llm, options)
     order = ServeOrder(
         target=llm or target or "",
         llm=llm is not None,
@@ -69,12 +69,16 @@ def warn_if_open(output: Output, host: str, token: str) -> None:
         output.notice(f"anybody who reaches {host} may use this server: --token asks for one")
 
 
-def _look_early(target: str | None, llm: str | None, inputs: tuple[str, ...]) -> None:
+def _look_early(target: str | None, llm: str | None, options: dict[str, Any]) -> None:
     """What can be seen without torch, before anybody waits for it."""
-    from flatout.infer.serving.specs import parsed
+    from flatout.infer.serving.placing import check_words
+    from flatout.infer.serving.specs import checked_pads, parsed
 
-    for words in inputs:
-        parsed(words)
+    check_words(options["device"])
+    specs = tuple(map(parsed, options["inputs"]))
+    # Without --input, the model's own examples name its inputs, later.
+    if specs:
+        checked_pads(options["pads"], specs)
     if llm is not None and not (Path(llm) / "config.json").is_file():
         raise CallerMistake(
             f"{llm} has no config.json",

@@ -34,19 +34,35 @@ class BenchRequest:
 
 def run_bench(request: BenchRequest, on_load: Callable[[str, int, int], None]) -> Bench:
     """Load the server; raises CallerMistake where it cannot be."""
-    url = urlsplit(request.url if "//" in request.url else f"http://{request.url}")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise CallerMistake(
-            f"{request.url!r} is no address of a server",
-            expected="http://host:port",
-            remedy="flatout bench http://localhost:8000",
-        )
+    url = _address(request.url)
     try:
         import uvloop
 
         return uvloop.run(_run(request, url, on_load))
     except ImportError:
         return asyncio.run(_run(request, url, on_load))
+
+
+def _address(words: str) -> SplitResult:
+    """With a host and a port that can be, whether or not anybody listens there; raises CallerMistake."""
+    try:
+        url = urlsplit(words if "//" in words else f"http://{words}")
+        # Both are looked at only where they are asked for.
+        host, port = url.hostname or "", url.port
+        host.encode("idna")
+    except ValueError as error:
+        raise _no_address(words, f": {error}") from error
+    if url.scheme not in ("http", "https") or not host or port == 0:
+        raise _no_address(words)
+    return url
+
+
+def _no_address(words: str, why: str = "") -> CallerMistake:
+    return CallerMistake(
+        f"{words!r} is no address of a server{why}",
+        expected="http://host:port, with a port of 1 to 65535",
+        remedy="flatout bench http://localhost:8000",
+    )
 
 
 async def _run(request: BenchRequest, url: SplitResult, on_load: Callable[[str, int, int], None]) -> Bench:

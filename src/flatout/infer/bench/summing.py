@@ -99,6 +99,8 @@ def _token_times(sample: Sample) -> list[float]:
 def knee(points: Sequence[LoadPoint]) -> tuple[int | None, str]:
     """The smallest load that is answered nearly as fast as any, and why."""
     able = [number for number, one in enumerate(points) if one.answered]
+    if not any(one.sent for one in points):
+        return None, "nothing was sent: no request was due in that time"
     if not able:
         return None, "nothing was answered"
     whole = [number for number in able if _lost(points[number]) <= _LOST]

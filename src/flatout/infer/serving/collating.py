@@ -12,6 +12,8 @@ from flatout.infer.serving.wire import Item
 from flatout.infer.sizes import next_length
 
 OUTPUT = "output"
+# Of an item: the name of an input, and which of its dimensions.
+Dimension = tuple[str, int]
 
 
 class Runner:
@@ -25,7 +27,9 @@ class Runner:
         self.sizes: tuple[int, ...] = ()
         self.filled: Callable[[int], int] = lambda count: count
         # Dimensions of outputs that are as long as one of an input is, to be cut with it.
-        self.follows: dict[tuple[str, int], tuple[str, int]] = {}
+        self.follows: dict[tuple[str, int], Dimension] = {}
+        # Dimensions of inputs that the model takes at one length alone: padded, it could not tell any more.
+        self.equal: tuple[tuple[Dimension, ...], ...] = ()
 
     def key(self, item: Item) -> Hashable:
         """Items with the same key fit into one batch."""
@@ -36,6 +40,8 @@ class Runner:
         if not self.served.specs:
             return [{OUTPUT: result} for result in _listed(self.served.call(list(items)))]
         count = len(items)
+        for item in items:
+            self._insist_on_equal(item)
         inputs = {spec.name: self._stacked(spec, items) for spec in self.served.specs}
         outputs = self.called(inputs)
         arrays = {name: as_numpy(value) for name, value in outputs.items()}
@@ -51,6 +57,12 @@ class Runner:
     def padded_size(self, count: int) -> int:
         """The batch that so many items go into."""
         return next((size for size in self.sizes if size >= count), self.filled(count))
+
+    def _insist_on_equal(self, item: Item) -> None:
+        for group in self.equal:
+            if len({item[name].shape[along] for name, along in group}) > 1:
+                names = ", ".join(f"{name} {list(item[name].shape)}" for name, _ in group)
+                raise ValueError(f"inputs of one length are expected, and these differ: {names}")
 
     def _shape(self, spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...]:
         if not self.pads:

@@ -21,8 +21,7 @@ from flatout.infer.serving.metrics import (
     Histogram,
     Metric,
 )
-from flatout.infer.serving.predicting import leaving
-from flatout.infer.serving.problems import Problem, bad, too_many
+from flatout.infer.serving.problems import Problem, bad, leaving, too_many
 from flatout.infer.serving.tickets import Closing, Full
 from flatout.infer.serving.writing import Stream, Written, json_answer
 from flatout.records.serving import ServeOrder

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from flatout.infer.serving.metrics import HTTP_SECONDS, Gauge, Histogram
-from flatout.infer.serving.problems import Problem
+from flatout.infer.serving.problems import Problem, leaving
 from flatout.records.serving import ServeOrder
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -33,6 +33,8 @@ class Door:
         self._order = order
         self._routes = routes
         self.draining = False
+        # Requests that were accepted, and had no answer when the time for it was over.
+        self.given_up = 0
         # What is refused by its method and path alone; set by what is served.
         self.shed: Callable[[str, str], Problem | None] = lambda _method, _path: None
         self.active = 0
@@ -74,6 +76,10 @@ class Door:
                 await answer(scope, receive, noted)
             except (OSError, ClientDisconnect):
                 pass  # a client that goes in the middle of its answer is no defect
+            except asyncio.CancelledError:
+                if not self.draining:
+                    raise
+                self.given_up += 1
             except Exception as error:  # noqa: BLE001 - it has begun: all that is left is to end it
                 say(f"a defect: {type(error).__name__}: {error}")
         finally:
@@ -97,6 +103,11 @@ class Door:
             return _response(problem)
         except ClientDisconnect:
             return Response(status_code=GONE)
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            self.given_up += 1
+            return _response(leaving())
         except Exception as error:  # noqa: BLE001 - ours: whoever asked hears that, and the server goes on
             say(f"a defect: {type(error).__name__}: {error}")
             return _response(

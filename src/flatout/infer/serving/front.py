@@ -17,6 +17,8 @@ _KEEP_ALIVE_S = 30
 # Clients that have just connected, or been told to go, get this long to say what they want.
 _LAST_WORD_S = 0.5
 _BACKLOG = 2048
+# uvicorn lets this pass before it begins to wait; and it waits no shorter than that here.
+_PAUSE_S, _LEAST_WAIT_S = 0.1, 0.05
 _JOINED_BYTES = 64 << 10
 
 
@@ -137,15 +139,28 @@ class Front(uvicorn.Server):
                 proxy_headers=False,
                 limit_concurrency=order.connections,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(order.drain_s)),
                 backlog=_BACKLOG,
             )
         )
+        # The moment, by the loop's clock, at which those without an answer are given up.
+        self.ends_s: float | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """None: the process listens itself."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """No new connection, and an end of the present ones: by their answers, or when their time is over."""
+        if self.ends_s is not None:
+            left_s = self.ends_s - asyncio.get_running_loop().time() - _PAUSE_S
+            # uvicorn says whole seconds, and passes on whatever it is given.
+            self.config.timeout_graceful_shutdown = max(_LEAST_WAIT_S, left_s)  # type: ignore[assignment]
+        await super().shutdown(sockets)
+        # Those who were given up are told so, which needs a turn of the loop.
+        given_up = list(self.server_state.tasks)
+        if given_up:
+            await asyncio.wait(given_up, timeout=_LAST_WORD_S)
 
 
 def listening(host: str, port: int) -> socket.socket:

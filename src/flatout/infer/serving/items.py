@@ -13,6 +13,7 @@ from flatout.infer.serving.predicting import Predicting
 from flatout.infer.serving.problems import Problem
 from flatout.infer.serving.proving import example_item, prove
 from flatout.infer.serving.sizing import sized
+from flatout.infer.serving.specs import checked_pads
 from flatout.inside.out_of_memory import is_out_of_memory
 from flatout.records.serving import ServeOrder, Serving, Sizing
 
@@ -57,7 +58,7 @@ def prepare(order: ServeOrder, events: Any, loop: asyncio.AbstractEventLoop) -> 
     events.tell("stage", name="loading the model")
     leave_a_core()
     served = load(order.target, order.inputs, order.device)
-    runner = Runner(served, {name: float(value) for name, value in order.pads.items()})
+    runner = Runner(served, checked_pads(order.pads, served.specs))
     events.tell("stage", name="looking whether batches leave answers as they are")
     proof = prove(runner)
     sizing = sized(

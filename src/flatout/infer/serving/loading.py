@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flatout.infer.exporting.loaded import LoadedModel
+from flatout.infer.serving.placing import placed
 from flatout.infer.serving.specs import DTYPES, Size, TensorSpec, parsed
 from flatout.records.errors import CallerMistake, JobFailed, nearest
 from flatout.records.packages import PackageLook
@@ -41,14 +42,10 @@ class Served:
 def load(target: str, inputs: Sequence[str], device: str) -> Served:
     """From `module:factory`, or a .pt2 or .pt file; raises CallerMistake or JobFailed."""
     specs = tuple(map(parsed, inputs))
-    path = Path(target)
+    path, place = Path(target), placed(device)
     if path.suffix in (".pt2", ".pt"):
         return _from_file(path, specs, device)
-    return _from_factory(target, specs, _place(device))
-
-
-def _place(device: str) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return _from_factory(target, specs, place)
 
 
 def leave_a_core() -> None:
@@ -85,7 +82,7 @@ def _from_file(path: Path, specs: tuple[TensorSpec, ...], device: str) -> Served
         call=call,
         specs=specs,
         # A package is for the kind of device that it was compiled for.
-        device=_place(device or (torch.device(look.device).type if look is not None else "")),
+        device=placed(device or (torch.device(look.device).type if look is not None else "")),
         by_name=by_name,
         samples=look.most_samples if look is not None and is_fixed else None,
     )
@@ -97,7 +94,7 @@ def _read(path: Path, device: str) -> tuple[Any, PackageLook | None]:
         if path.suffix == ".pt2":
             loaded = LoadedModel.read(path, device=device)
             return loaded, loaded.look
-        return torch.jit.load(str(path), map_location=_place(device)).eval(), None  # type: ignore[no-untyped-call]
+        return torch.jit.load(str(path), map_location=placed(device)).eval(), None  # type: ignore[no-untyped-call]
     except CallerMistake:
         raise
     except Exception as error:
@@ -162,7 +159,7 @@ def _factory(target: str) -> Callable[[], Any]:
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CallerMistake(
             f"{module_name} cannot be imported: {type(error).__name__}: {error}",
             expected="a module in this folder or one that is installed",
@@ -182,7 +179,7 @@ def _factory(target: str) -> Callable[[], Any]:
 def _made(factory: Callable[[], Any]) -> Any:
     try:
         return factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobFailed(
             f"the factory raised {type(error).__name__}: {error}",
             expected="a model",
@@ -197,7 +194,7 @@ def _named(model: Any, examples: Any) -> dict[str, torch.Tensor]:
     if isinstance(examples, Mapping):
         found = {str(name): value for name, value in examples.items()}
     else:
-        values = [examples] if isinstance(examples, torch.Tensor) else list(examples)
+        values = list(examples) if isinstance(examples, list | tuple) else [examples]
         found = dict(zip(_parameters(model, len(values)), values, strict=True))
     for name, value in found.items():
         if not isinstance(value, torch.Tensor) or not value.dim() or not value.shape[0]:

@@ -12,7 +12,7 @@ from flatout.infer.serving.batching import Batcher
 from flatout.infer.serving.broken import lost_device
 from flatout.infer.serving.door import GONE, read_body, say, told_when_gone
 from flatout.infer.serving.metrics import HTTP_SECONDS, SIZES, Counter, Gauge, Histogram, Metric
-from flatout.infer.serving.problems import Problem, bad, too_many
+from flatout.infer.serving.problems import Problem, bad, leaving, too_many
 from flatout.infer.serving.specs import TensorSpec
 from flatout.infer.serving.tickets import Closing, Expired, Full, Ticket
 from flatout.infer.serving.wire import JSON, KINDS, Reader, answer, kind_of_answer
@@ -161,17 +161,6 @@ class Predicting:
 
 class _Anything(msgspec.Struct, forbid_unknown_fields=True):
     inputs: Any
-
-
-def leaving() -> Problem:
-    """The server is about to end."""
-    return Problem(
-        503,
-        "the server is about to end",
-        expected="a server that stays",
-        remedy="another one, or later",
-        retry_after_s=5.0,
-    )
 
 
 def _failed(error: BaseException) -> Problem:

@@ -71,6 +71,17 @@ def too_many(waiting: str, retry_after_s: float) -> Problem:
     )
 
 
+def leaving() -> Problem:
+    """The server is about to end."""
+    return Problem(
+        503,
+        "the server is about to end",
+        expected="a server that stays",
+        remedy="another one, or later",
+        retry_after_s=5.0,
+    )
+
+
 def bad(received: str, expected: str, remedy: str = "GET /openapi.json says what is accepted") -> Problem:
     """The client's mistake."""
     return Problem(400, received, expected=expected, remedy=remedy)

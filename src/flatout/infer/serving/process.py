@@ -23,16 +23,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from flatout.infer.failing import words_of
 from flatout.infer.serving import metrics
 from flatout.infer.serving.door import Door
 from flatout.infer.serving.front import Front, listening
 from flatout.infer.serving.problems import Problem
 from flatout.infer.serving.wire import JSON
-from flatout.records.errors import EXIT_DONE, EXIT_JOB, FlatoutError
+from flatout.records.errors import EXIT_DONE, EXIT_JOB, FlatoutError, JobFailed
 from flatout.records.serving import ServeOrder, Serving
 
 # After the signal, requests are taken for so long: those who send them must first learn that it ends.
 _NOTICE_S = 0.5
+# A thread with nothing left to do ends within this, also where the time for answers is over.
+_LAST_LOOK_S = 0.6
 
 
 class Service(Protocol):
@@ -120,6 +123,9 @@ class Serve:
         self._events.tell("ready", serving=msgspec.to_builtins(dataclasses.replace(about, url=url)))
 
     async def _end(self, front: Front, serving: "asyncio.Task[None]", ready: "asyncio.Task[None]") -> int:
+        # One end for all that follows: connections and the model do not get this time one after the other.
+        clock = asyncio.get_running_loop().time
+        front.ends_s = clock() + self._order.drain_s
         self._why_not = "the server is about to end"
         self._door.draining = True
         self._events.tell("draining")
@@ -129,10 +135,11 @@ class Serve:
             self._events.tell("ended", answered=True)
             os._exit(EXIT_DONE)
         ready.cancel()
-        await asyncio.sleep(_NOTICE_S)
+        await asyncio.sleep(min(_NOTICE_S, self._order.drain_s))
         front.should_exit = True
         await serving
-        answered = await asyncio.to_thread(service.drain, self._order.drain_s)
+        left_s = max(_LAST_LOOK_S, front.ends_s - clock())
+        answered = await asyncio.to_thread(service.drain, left_s) and not self._door.given_up
         self._events.tell("ended", answered=answered)
         return EXIT_DONE if answered else EXIT_JOB
 
@@ -214,7 +221,16 @@ def _prepared(order: ServeOrder, events: Events, loop: asyncio.AbstractEventLoop
     events.tell("stage", name="importing torch")
     room = importlib.import_module(f"flatout.infer.serving.{'texts' if order.llm else 'items'}")
     prepare: Prepare = room.prepare
-    return prepare(order, events, loop)
+    try:
+        return prepare(order, events, loop)
+    except FlatoutError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise JobFailed(
+            f"{order.target} could not be made ready: {words_of(error)}",
+            expected="a model that can be loaded and called here",
+            remedy="the same with --debug shows where",
+        ) from error
 
 
 def main() -> int:

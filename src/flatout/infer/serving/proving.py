@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.infer.failing import words_of
 from flatout.infer.serving.collating import Runner, as_numpy
+from flatout.infer.serving.company import Companies, companies
+from flatout.infer.serving.padding import settle_padding
 from flatout.infer.serving.wire import Item
 from flatout.records.errors import JobFailed
 
 # Of the largest value: how far rounding in another order may move one, by the coarsest type in the model.
 _APART = {"float64": 1e-6, "float32": 5e-3, "float16": 3e-2, "bfloat16": 1e-1}
 _COARSEST = max(_APART.values())
-_FEW = 3
+# An item among others, with one before and one behind it.
+_BATCH = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,20 +33,15 @@ class Proof:
     notes: tuple[str, ...]
 
 
-def example_item(runner: Runner, *, shorter: bool = False) -> Item:
-    """One item: the factory's own, or one made up; `shorter` where sizes vary."""
+def example_item(runner: Runner) -> Item:
+    """One item: the factory's own, or one made up."""
     item = {}
     for spec in runner.served.specs:
         given = runner.served.examples.get(spec.name)
-        sizes = [
-            max(size.least, size.most // _FEW) if shorter and size.varies else size.most
-            for size in spec.shape
-        ]
-        array = spec.example(sizes)
         if given is not None and not spec.problem(tuple(given.shape[1:])):
-            own = given[0].float() if given.dtype == torch.bfloat16 else given[0]
-            array = own.cpu().numpy()[tuple(slice(size) for size in sizes)] if shorter else own.cpu().numpy()
-        item[spec.name] = array
+            item[spec.name] = as_numpy(given[0])
+        else:
+            item[spec.name] = spec.example()
     return item
 
 
@@ -55,7 +54,8 @@ def prove(runner: Runner) -> Proof:
     batches, words = _takes_batches(runner, item, alone)
     notes += [words] if words else []
     if any(spec.varies for spec in runner.served.specs):
-        words = _padding(runner)
+        apart = _apart_in(runner.served.call)
+        words = settle_padding(runner, item, lambda one, other: _differ(one, other, apart))
         notes += [words] if words else []
     return Proof(batches, tuple(notes))
 
@@ -83,78 +83,45 @@ def _alone(runner: Runner, item: Item) -> dict[str, Any]:
 
 
 def _takes_batches(runner: Runner, item: Item, alone: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether other items in the batch leave this one's answer as it was.
+    """Whether other items in the batch leave this one's answer as it was."""
+    count = runner.sizes[0] if runner.sizes else _BATCH
+    try:
+        like = _answer(runner, item, item, count)
+    except Exception as error:  # noqa: BLE001 - whatever it does not like
+        return False, f"no batches: it takes one item at a time ({words_of(error)})"
+    # Alone, other kernels may run than in a batch, and round otherwise.
+    words, refused = _differ(alone, like, _COARSEST), None
+    specs = {spec.name: spec for spec in runner.served.specs}
+    for others in companies(specs, item) if not words else ():
+        try:
+            words, refused = _mixed(runner, item, like, others, count), None
+            break
+        except Exception as error:  # noqa: BLE001 - a gentler one may do
+            refused = error
+    if refused is not None:
+        return False, f"no batches: it takes one item at a time ({words_of(refused)})"
+    if words:
+        return False, f"no batches: items change each other's answers ({words})"
+    return True, f"it takes batches of {count} alone: smaller ones are filled up" if runner.sizes else ""
+
+
+def _mixed(runner: Runner, item: Item, like: Mapping[str, Any], others: Companies, count: int) -> str:
+    """By how much company changes an answer; empty where it does not.
 
     Beside others and beside its like the same kernels run, in which types ever: only what is mixed differs.
-    Alone, others may run, and round otherwise.
     """
-    if runner.sizes:
-        return True, f"it takes batches of {runner.sizes[0]} alone: smaller ones are filled up"
-    try:
-        beside = runner([item, _other(item), _other(item)])[0]
-        beside_its_like = runner([item, item, item])[0]
-    except Exception as error:  # noqa: BLE001 - whatever it does not like
-        said = (str(error).splitlines() or [""])[0][:200]
-        return False, f"no batches: it takes one item at a time ({type(error).__name__}: {said})"
-    words = _differ(beside_its_like, beside) or _differ(alone, beside, _COARSEST)
-    return not words, f"no batches: items change each other's answers ({words})" if words else ""
+    one, another = (_answer(runner, item, other, count) for other in others)
+    words = _differ(like, one) or _differ(like, another) or _differ(one, another)
+    # What is largest of all, or 0, hides what it gets from others: so each of these is looked at as well.
+    for mine, its in (others, others[::-1]):
+        words = words or _differ(_answer(runner, mine, mine, count), _answer(runner, mine, its, count))
+    return words
 
 
-def _padding(runner: Runner) -> str:
-    """Learn which outputs grow with the input; turn padding off where it changes answers."""
-    if not runner.pads:
-        return "items of different sizes do not share a batch; --pad says what they may be filled up with"
-    pads, runner.pads = runner.pads, {}
-    short, long = example_item(runner, shorter=True), example_item(runner)
-    less, more = runner([short])[0], runner([long])[0]
-    _learn(runner, (short, less), (long, more))
-    runner.pads = pads
-    # Beside a longer one of the same bucket it would be padded so far, at most.
-    words = _differ(less, _within(runner, short, long), _apart_in(runner.served.call))
-    if words:
-        runner.pads, runner.follows = {}, {}
-        return f"no padding: it changes answers ({words}); items of different sizes do not share a batch"
-    return ""
-
-
-def _within(runner: Runner, short: Item, long: Item) -> dict[str, Any]:
-    """The short item's answer where it is padded as far as the long one."""
-    widths = {spec.name: long[spec.name].shape for spec in runner.served.specs}
-    padded = {}
-    for name, array in short.items():
-        whole = np.full(widths[name], runner.pads.get(name, 0), dtype=array.dtype)
-        whole[tuple(slice(length) for length in array.shape)] = array
-        padded[name] = whole
-    outputs = runner.called(
-        {spec.name: runner.tensor(spec, padded[spec.name][None]) for spec in runner.served.specs}
-    )
-    return runner.own({name: as_numpy(value) for name, value in outputs.items()}, 0, short)
-
-
-def _learn(
-    runner: Runner, first: tuple[Item, Mapping[str, Any]], second: tuple[Item, Mapping[str, Any]]
-) -> None:
-    inputs = [
-        (spec.name, along)
-        for spec in runner.served.specs
-        for along, size in enumerate(spec.shape)
-        if size.varies
-    ]
-    for name, value in first[1].items():
-        shapes = (np.shape(value), np.shape(second[1][name]))
-        for dimension, (less, more) in enumerate(zip(*shapes, strict=False)):
-            for source, along in inputs:
-                if less != more and (less, more) == (
-                    first[0][source].shape[along],
-                    second[0][source].shape[along],
-                ):
-                    runner.follows[name, dimension] = (source, along)
-                    break
-
-
-def _other(item: Item) -> Item:
-    """An item that is not this one."""
-    return {name: array[..., ::-1].copy() if array.ndim else array for name, array in item.items()}
+def _answer(runner: Runner, item: Item, other: Item, count: int) -> dict[str, Any]:
+    """The item's own, in the middle of others: some models pass on from row to row."""
+    place = count // 2
+    return runner([*[other] * place, item, *[other] * (count - place - 1)])[place]
 
 
 def _apart_in(model: Any) -> float:

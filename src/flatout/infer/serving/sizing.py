@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from flatout.infer.failing import words_of
 from flatout.infer.serving.collating import Runner
 from flatout.infer.serving.proving import Proof, example_item
 from flatout.inside.out_of_memory import is_out_of_memory
@@ -62,9 +63,9 @@ def _tried(
     size, began, idle = 1, time.monotonic(), 0
     while True:
         on_size(size)
-        one = _timed_or_none(runner, size)
-        if one is None:
-            return tried, f"{size} run out of memory"
+        one = _timed_or_words(runner, size)
+        if isinstance(one, str):
+            return tried, one
         longest_s = latency_s / 2 if latency_s else max(_LEAST_BATCH_S, _ITEMS * (tried or [one])[0].seconds)
         if tried and one.seconds > longest_s:
             return (
@@ -86,16 +87,21 @@ def _tried(
         size = min(most, 2 * size)
 
 
-def _timed_or_none(runner: Runner, size: int) -> BatchTime | None:
+def _timed_or_words(runner: Runner, size: int) -> BatchTime | str:
+    """How long it takes, or why it cannot be: some models take a few items, and not more."""
     try:
         return _timed(runner, size)
     except Exception as error:
-        if size == 1 or not is_out_of_memory(error):
+        if size == 1:
             raise
+        if is_out_of_memory(error):
+            words = f"{size} run out of memory"
+        else:
+            words = f"{size} make the model fail ({words_of(error)})"
     # Outside of the handler: the error holds what has to be given back.
     if runner.served.device.type == "cuda":
         torch.cuda.empty_cache()
-    return None
+    return words
 
 
 def _timed(runner: Runner, size: int) -> BatchTime:

@@ -5,13 +5,14 @@ dimension: the server makes batches.
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flatout.records.errors import CallerMistake, UnknownName
+from flatout.records.errors import CallerMistake, UnknownName, nearest
 
 # As torch calls them, and what numpy has for them: it knows no bfloat16, whose values come as float32.
 DTYPES: dict[str, str] = {
@@ -109,6 +110,35 @@ def parsed(words: str) -> TensorSpec:
     if len(sizes) > _MOST_DIMENSIONS:
         raise _unreadable(words)
     return TensorSpec(found["name"], dtype, tuple(sizes))
+
+
+def checked_pads(pads: Mapping[str, str], specs: Sequence[TensorSpec]) -> dict[str, float]:
+    """What each input is filled up with, as numbers; raises CallerMistake where one is for no input."""
+    known = {spec.name: spec for spec in specs}
+    for name, value in pads.items():
+        if name not in known:
+            raise UnknownName("input", name, known, remedy=_pad_remedy(name, value, known))
+        if not _holds(known[name], float(value)):
+            raise CallerMistake(
+                f"--pad {name}={value}",
+                expected=f"a number that {known[name].dtype} holds",
+                remedy=f"--pad {name}=0",
+            )
+    return {name: float(value) for name, value in pads.items()}
+
+
+def _pad_remedy(name: str, value: str, known: Mapping[str, TensorSpec]) -> str:
+    near = nearest(name, known)
+    return f"--pad {near}={value}" if near else "--pad with the name of an input, or without --pad"
+
+
+def _holds(spec: TensorSpec, value: float) -> bool:
+    if spec.dtype == "bool":
+        return value in (0, 1)
+    if spec.numpy_dtype.kind in "iu":
+        info = np.iinfo(spec.numpy_dtype)
+        return value.is_integer() and info.min <= value <= info.max
+    return not math.isfinite(value) or abs(value) <= (spec.largest_value or 0.0)
 
 
 def _size(word: str, words: str) -> Size:

@@ -16,6 +16,7 @@ from flatout.infer.serving.engine import Engine
 from flatout.infer.serving.loading import leave_a_core
 from flatout.infer.serving.metrics import Metric
 from flatout.infer.serving.openapi import described, failures
+from flatout.infer.serving.placing import placed
 from flatout.infer.serving.problems import Problem
 from flatout.records.errors import CallerMistake, EnvironmentProblem
 from flatout.records.serving import ServeOrder, Serving, Sizing
@@ -129,12 +130,12 @@ def _loaded(order: ServeOrder) -> tuple[Any, Any, str]:
             expected="a folder with a language model of Hugging Face",
             remedy="hf download OWNER/NAME --local-dir FOLDER",
         )
-    device = order.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = placed(order.device)
     kinds: Any = (AutoTokenizer, AutoModelForCausalLM)
     try:
         tokenizer = kinds[0].from_pretrained(folder, local_files_only=True)
         # As it was saved; a CPU computes in float32 what it would only emulate.
-        dtype = "auto" if device != "cpu" else torch.float32
+        dtype = "auto" if device.type != "cpu" else torch.float32
         model = kinds[1].from_pretrained(folder, local_files_only=True, dtype=dtype).to(device).eval()
     except Exception as error:
         said = (str(error).splitlines() or [""])[0][:300]

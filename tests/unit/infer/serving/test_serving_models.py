@@ -1,12 +1,13 @@
 """Models made ready: loaded, proven, measured."""
 
+import asyncio
 import dataclasses
 import sys
 import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from torch import nn
 from flatout.infer.serving.broken import lost_device
 from flatout.infer.serving.collating import Runner
 from flatout.infer.serving.loading import Served, load
+from flatout.infer.serving.process import Events, _prepared
 from flatout.infer.serving.proving import Proof, example_item, prove
 from flatout.infer.serving.sizing import sized
-from flatout.infer.serving.specs import parsed
+from flatout.infer.serving.specs import checked_pads, parsed
 from flatout.infer.sizes import next_length
 from flatout.records.errors import CallerMistake, JobFailed
 from flatout.records.packages import InputLook, PackageLook
+from flatout.records.serving import ServeOrder
 
 CPU = torch.device("cpu")
 
@@ -217,6 +220,7 @@ def test_a_package_is_served_where_and_as_it_was_made(project: Path, monkeypatch
         file.writestr("a", "b")
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.cuda, "device_count", lambda: 2)
         served = load("it.pt2", (), "")
         assert served.device == CPU
         with pytest.raises(CallerMistake, match="compiled for cpu, and cuda:1"):
@@ -281,6 +285,53 @@ def test_rounding_inside_of_a_model_is_not_taken_for_items_that_mix() -> None:
     mixing = prove(runner(Rounding(mixes=0.05), "x:float32[4]"))
     assert not mixing.batches
     assert "items change each other's answers" in mixing.notes[0]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "mps", "cuda:99"])
+def test_a_device_that_is_not_here_is_told(project: Path, device: str) -> None:
+    (project / "served_d.py").write_text("def make(): return lambda values: values")
+    assert load("served_d:make", (), "cpu").device == CPU
+    with pytest.raises(CallerMistake, match=f"--device '?{device}"):
+        load("served_d:make", (), device)
+
+
+def test_a_factory_that_ends_the_process_is_told_with_its_words(project: Path) -> None:
+    (project / "served_e.py").write_text("import sys\ndef make(): sys.exit('no licence')")
+    (project / "served_f.py").write_text("raise SystemExit('not here')")
+    (project / "served_g.py").write_text("def make(): return (lambda x: x), 5")
+    with pytest.raises(JobFailed, match="SystemExit: no licence"):
+        load("served_e:make", (), "cpu")
+    with pytest.raises(CallerMistake, match="cannot be imported: SystemExit: not here"):
+        load("served_f:make", (), "cpu")
+    with pytest.raises(CallerMistake, match="the example of 'x' is int"):
+        load("served_g:make", (), "cpu")
+
+
+def test_what_fails_while_it_is_made_ready_is_told_as_a_failed_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no room for it")
+
+    monkeypatch.setattr("flatout.infer.serving.items.load", fails)
+    with pytest.raises(JobFailed, match="it:make could not be made ready: RuntimeError: no room for it"):
+        _prepared(ServeOrder(target="it:make"), Events(None), cast("asyncio.AbstractEventLoop", None))
+
+
+@pytest.mark.parametrize(
+    ("pads", "words"),
+    [
+        ({"idz": "5"}, "did you mean|--pad ids=5"),
+        ({"ids": "0.5"}, "a number that int64 holds"),
+        ({"ids": "inf"}, "a number that int64 holds"),
+        ({"mask": "2"}, "a number that bool holds"),
+        ({"half": "1e6"}, "a number that float16 holds"),
+    ],
+)
+def test_what_nothing_can_be_filled_up_with_is_told(pads: dict[str, str], words: str) -> None:
+    specs = tuple(map(parsed, ("ids:int64[1-9]", "mask:bool[1-9]", "half:float16[1-9]")))
+    good = {"ids": "-100", "mask": "0", "half": "-inf"}
+    assert checked_pads(good, specs) == {"ids": -100, "mask": 0, "half": float("-inf")}
+    with pytest.raises(CallerMistake, match=words):
+        checked_pads(pads, specs)
 
 
 @pytest.mark.parametrize(
