@@ -1,5 +1,6 @@
 """Text on a GPU: compiled, captured, and still the tokens that the model itself would choose."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -114,3 +115,32 @@ def test_generating_waits_for_nothing_but_what_is_read(model: Any) -> None:
         decoder.step("greedy", 20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_of_one_autocast_live_longer_than_it(model: Any) -> None:
+    prompts = PROMPTS[:1]
+    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+        model(torch.tensor(prompts, device="cuda"))  # autocast keeps the weights that were cast for this
+        first = flatout.generate(model, prompts, max_new_tokens=12)
+    torch.full((1 << 24,), float("nan"), device="cuda")  # their memory is anybody's now
+    with torch.autocast("cuda", torch.bfloat16), torch.inference_mode():
+        assert flatout.generate(model, prompts, max_new_tokens=12) == first
+    assert flatout.generate(model, prompts, max_new_tokens=12) == [own(model, prompts[0], 12)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_threads_on_streams_of_their_own_take_turns(model: Any) -> None:
+    expected = [own(model, prompt, 12) for prompt in PROMPTS[:3]]
+
+    def ask(number: int) -> list[bool]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return [
+                flatout.generate(model, [PROMPTS[number]], max_new_tokens=12) == [expected[number]]
+                for _ in range(10)
+            ]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(all(found) for found in pool.map(ask, range(3)))

@@ -35,7 +35,8 @@ def batch_inference(
     `out` is a folder, or a function `out(first, outputs)` that a thread calls in order. A folder gets
     shards of about `shard_samples` samples (safetensors, or npy files) and `index.json`, which names the
     whole ones. Killed at any moment and called again, it keeps whole shards and computes the rest, in the
-    very same batches. A folder of another model or other sizes is refused.
+    very same batches. A folder of another model, other data or other sizes is refused: code, settings and
+    all weights are compared, and a few samples of the data set.
 
     Without `batch_size`, a few are run and the smallest is taken that is nearly as fast as any. A batch
     that runs out of memory is split, and so are those after it. `workers` read; a data set that can only be

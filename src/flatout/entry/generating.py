@@ -8,7 +8,7 @@ import torch
 
 from flatout.infer.generating.generator import Generator, Request
 from flatout.infer.generating.own_settings import own_stops, unheeded
-from flatout.infer.generating.readiness import generator_for
+from flatout.infer.generating.readiness import turn_at
 from flatout.infer.generating.sampling import Sampling
 
 # More sequences than this take turns.
@@ -34,6 +34,10 @@ def generate(
     `on_token(prompt's number, token)` hears of each token as it comes. The first call compiles, which takes a
     minute or two on a GPU; later ones with no longer sequences start at once. A model that cannot be driven
     this way is left to its own `generate`, with a warning that says why.
+
+    Any thread may call: calls with the same model wait for each other. One that `on_token` makes is left to
+    the model's own `generate`. Autocast around the call holds for it, and changing it makes the model ready
+    anew; inference mode around it changes nothing.
     """
     texts = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], str))
     if texts and tokenizer is None:
@@ -57,11 +61,13 @@ def _answered(model: Any, requests: list[Request]) -> list[list[int]]:
         return []
     length = max(len(one.prompt) + one.new_tokens for one in requests)
     own = unheeded(model, draws=any(one.sampling.temperature for one in requests))
-    generator: Generator | str = f"its generation_config asks for {', '.join(own)}" if own else ""
-    generator = generator or generator_for(model, rows=min(len(requests), _MOST_ROWS), length=length)
-    if isinstance(generator, Generator):
-        return generator.generate(requests)
-    warnings.warn(f"flatout.generate leaves this model to its own generate(): {generator}", stacklevel=3)
+    why = f"its generation_config asks for {', '.join(own)}" if own else ""
+    if not why:
+        with turn_at(model, rows=min(len(requests), _MOST_ROWS), length=length) as found:
+            if isinstance(found, Generator):
+                return found.generate(requests)
+        why = found
+    warnings.warn(f"flatout.generate leaves this model to its own generate(): {why}", stacklevel=3)
     return [_by_itself(model, request) for request in requests]
 
 

@@ -14,6 +14,11 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+except ImportError:  # older ones make masks without asking how attention goes
+    AttentionMaskInterface = None  # type: ignore[assignment,misc,unused-ignore]
+
+try:
     from flatout.infer.generating import one_token
 except ImportError:  # no triton
     one_token = None  # type: ignore[assignment,unused-ignore]
@@ -97,3 +102,7 @@ def _attend_by_kernel(
 
 AttentionInterface.register(TOGETHER, _attend)
 AttentionInterface.register(KERNEL, _attend_by_kernel)
+if AttentionMaskInterface is not None:
+    # Somebody else may call the model while a step of ours is under way, and must not lose the padding.
+    for _name in (TOGETHER, KERNEL):
+        AttentionMaskInterface.register(_name, sdpa_mask)

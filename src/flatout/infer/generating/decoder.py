@@ -14,6 +14,7 @@ from flatout.infer.capturing import capturing, on_device
 from flatout.infer.generating.attention import TOGETHER, heads_ask_together
 from flatout.infer.generating.cache import RowCache, of_one_token
 from flatout.infer.generating.choosing_attention import faster_attention
+from flatout.infer.generating.mode import Mode
 from flatout.infer.generating.sampling import KINDS, Sampling, next_tokens
 from flatout.infer.generating.vectors import ArrangeProducts
 from flatout.levers.capture import fresh
@@ -45,13 +46,26 @@ class Decoder:
         on_gpu = self.device.type == "cuda"
         self._compiles = on_gpu if compiled is None else compiled
         self._captures = on_gpu
+        self.mode = Mode.of_caller(model)
+        with self.mode.driving():
+            self._take_memory()
+        self._forward = self._one_forward
+        self._choose: dict[str, Callable[[torch.Tensor], None]] = {}
+        self._graphs: dict[tuple[str, int], Any] = {}
+        self._pool: Any = None
+        if self._compiles:
+            # The model is compiled once, whatever is made of its logits: it takes a minute.
+            self._forward = torch.compile(fresh(self._one_forward), fullgraph=True, options=COMPILING)
+
+    def _take_memory(self) -> None:
+        rows, model = self.rows, self.model
         self.cache = RowCache()
-        room = -(-length // _ALIGNED) * _ALIGNED
+        room = -(-self.length // _ALIGNED) * _ALIGNED
         # One place more than is ever looked at: to look at all of them would be another case to compile.
         self.cache.reserve(rows, room + 1, of_one_token(model))
         self._places = self.cache.places[:room]
         self.attention = TOGETHER
-        if on_gpu:
+        if self.device.type == "cuda":
             with on_device(self.device):
                 self.attention = faster_attention(model, self.cache)
         self.tokens = self._numbers(0)
@@ -62,17 +76,9 @@ class Decoder:
         self.temperature = torch.zeros(rows, device=self.device)
         self.top_k, self.top_p = self._numbers(0), torch.ones(rows, device=self.device)
         self._noise = torch.ones(rows, model.config.get_text_config().vocab_size, device=self.device)
-        self._forward = self._one_forward
-        self._choose: dict[str, Callable[[torch.Tensor], None]] = {}
-        self._graphs: dict[tuple[str, int], Any] = {}
-        self._pool: Any = None
-        if self._compiles:
-            # The model is compiled once, whatever is made of its logits: it takes a minute.
-            self._forward = torch.compile(fresh(self._one_forward), fullgraph=True, options=COMPILING)
 
     # Prompts
 
-    @torch.no_grad()
     def read(
         self, row: int, prompt: Sequence[int], sampling: Sampling, new_tokens: int, stops: Sequence[int] = ()
     ) -> None:
@@ -80,7 +86,7 @@ class Decoder:
         count = len(prompt)
         if not 0 < count < self.length:
             raise ValueError(f"a prompt of {count} tokens; 1 to {self.length - 1} have room here")
-        with on_device(self.device):
+        with self.mode.driving(), on_device(self.device):
             logits = self._prompt_logits(row, prompt)
             self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
             self.top_k[row] = sampling.top_k
@@ -108,16 +114,16 @@ class Decoder:
 
     def empty(self, row: int) -> None:
         """Nobody wants more of this row."""
-        self.left[row] = 0
+        with self.mode.driving():
+            self.left[row] = 0
 
     # Tokens
 
-    @torch.no_grad()
     def step(self, kind: str, longest: int) -> None:
         """The next token of every row that wants one, into `emitted`. `longest`: of all rows, so far."""
         seen = self._seen(longest)
-        self.cache.look_at(self._places[:seen])
-        with on_device(self.device):
+        with self.mode.driving(), on_device(self.device):
+            self.cache.look_at(self._places[:seen])
             graph = self._graph(kind, seen) if self._captures else None
             if graph is not None:
                 graph.replay()
@@ -137,16 +143,16 @@ class Decoder:
                     break
         self.left.copy_(wanted)
 
-    @torch.no_grad()
     def fed(self, row: int, token: int) -> torch.Tensor:
         """The logits after a token that somebody else has chosen for a row; all rows go on by one."""
         cache = self.cache
-        cache.look_at(self._places)
-        self.tokens[row] = token
-        with on_device(self.device), heads_ask_together(self.model, self.attention):
-            logits = self._one_forward()
-        cache.at.add_(1)
-        return logits[row].float()
+        with self.mode.driving(), on_device(self.device):
+            cache.look_at(self._places)
+            self.tokens[row] = token
+            with heads_ask_together(self.model, self.attention):
+                logits = self._one_forward()
+            cache.at.add_(1)
+            return logits[row].float()
 
     def _one_forward(self) -> torch.Tensor:
         cache = self.cache

@@ -4,6 +4,7 @@ The host stays some steps behind the device: it launches the next ones while it 
 A row that has ended shows nothing until the host has noticed, and then goes to whoever waits.
 """
 
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from flatout.infer.generating.sampling import GREEDY, KINDS, Sampling
 _AHEAD = 4
 
 # It said a token to stop at; it has all that it wanted or has room for; nobody waits for it; its prompt could
-# not be read.
+# not be read, or what it shared was ended.
 Ending = Literal["", "stop", "length", "left", "failed"]
 
 
@@ -94,32 +95,40 @@ class Generator:
         return [request.tokens for request in requests]
 
     def stream(self, request: Request) -> Iterator[int]:
-        """The tokens of one request as they come."""
+        """The tokens of one request as they come; others may be answered meanwhile, by the same thread."""
         self.submit(request)
         told = 0
         try:
             while not request.ending or told < len(request.tokens):
                 if told == len(request.tokens):
                     self.pump()
-                yield from request.tokens[told:]
-                told = len(request.tokens)
+                while told < len(request.tokens):  # more may come while one is handed out
+                    told += 1
+                    yield request.tokens[told - 1]
             if request.error is not None:
                 raise request.error
         finally:
+            # No more than that: whoever drops a stream may be another thread, or in the midst of a turn.
             request.leave()
-            while not self.is_idle:
-                self.pump()
 
     def forget(self) -> None:
-        """Whatever was being done is not gone on with, and nobody is told of it."""
+        """Whatever was being done is not gone on with; who waits for it hears so, and no more tokens."""
         for request in (*self._waiting, *self._on):
-            if request is not None:
-                request.leave()
+            if request is not None and not request.ending:
+                request.error = RuntimeError("a request beside this one failed, and ended what was under way")
+                request.ending = "failed"
         for row in range(len(self._on)):
             self.decoder.empty(row)
         self._waiting.clear()
         self._under_way.clear()
         self._on = [None] * len(self._on)
+        self._wait_for_the_device()
+
+    def _wait_for_the_device(self) -> None:
+        """What was launched still writes; the next one may come on another stream."""
+        if self.decoder.device.type == "cuda":
+            with contextlib.suppress(Exception):  # what has ended it is on its way to the caller
+                torch.cuda.current_stream(self.decoder.device).synchronize()
 
     # Work
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flatout.infer.generating.decoder import Decoder
+from flatout.infer.generating.mode import Mode
 from flatout.infer.generating.sampling import GREEDY
 
 _PROMPT, _STEPS = 6, 3
@@ -20,15 +21,16 @@ def refusal(model: Any, length: int) -> str:
     return refusal_by_settings(model, length) or refusal_by_trial(model)
 
 
-@torch.no_grad()
 def refusal_by_trial(model: Any) -> str:
     """Why its logits are not what they should be our way, or nothing; holds for any length."""
+    mode = Mode.of_caller(model)
     try:
-        own, ours = _both(model)
+        with mode.driving():
+            own, ours = _both(model)
     except Exception as error:  # noqa: BLE001 - whatever it does not like
         said = (str(error).splitlines() or [""])[0]
         return f"it does not take our cache: {type(error).__name__}: {said}"
-    allowed = _APART.get(next(model.parameters()).dtype, _APART[torch.bfloat16]) * float(own.std())
+    allowed = _APART.get(mode.precision(model), _APART[torch.bfloat16]) * float(own.std())
     apart = float((own - ours).abs().max())
     if not apart <= allowed:
         return f"with our cache its logits are {apart:.2g} away from its own; rounding explains {allowed:.2g}"

@@ -54,7 +54,7 @@ def _written_down(graph: torch.fx.Graph, given: Any) -> Any:
 def _add_bias_apart(graph: torch.fx.Graph, product: Any) -> None:
     """It joins the kernel of the product; together they would be a call of a library."""
     bias = product.args[2] if len(product.args) > 2 else product.kwargs.get("bias")
-    if bias is None:
+    if bias is None or _is_cast(product, bias):
         return
     with graph.inserting_before(product):
         alone = graph.call_function(product.target, tuple(product.args[:2]))
@@ -63,3 +63,9 @@ def _add_bias_apart(graph: torch.fx.Graph, product: Any) -> None:
         found.meta["example_value"] = product.meta.get("example_value")
     product.replace_all_uses_with(found)
     graph.erase_node(product)
+
+
+def _is_cast(product: Any, bias: Any) -> bool:
+    """Under autocast, a product comes in a lower precision than its bias, and a sum of both would not."""
+    came, added = (one.meta.get("example_value") for one in (product, bias))
+    return isinstance(came, torch.Tensor) and isinstance(added, torch.Tensor) and came.dtype != added.dtype

@@ -54,7 +54,14 @@ class Computing:
     @torch.no_grad()
     def _one(self, part: Any) -> dict[str, torch.Tensor]:
         answer = self._answer(part)
-        found = {path or "output": tensor.detach() for path, tensor in leaves(answer)}
+        named = [(path or "output", tensor.detach()) for path, tensor in leaves(answer)]
+        found = dict(named)
+        if len(found) < len(named):
+            raise CallerMistake(
+                f"two outputs of the same name, among {', '.join(sorted(found))}",
+                expected="names without points: those of nested outputs are joined by them",
+                remedy="wrap the module in one that returns them by other names",
+            )
         samples = samples_in(part)
         odd = [name for name, one in found.items() if not one.dim() or one.shape[0] != samples]
         if odd or not found:

@@ -1,7 +1,7 @@
 """The data set as batches, from any sample on, in its own order."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,3 +55,27 @@ def loader_from(
         persistent_workers=False,
         generator=torch.Generator(),
     )
+
+
+def readings(dataset: Any, places: Sequence[int], workers: int) -> list[Any]:
+    """The samples at these places; for those that cannot be read, what went wrong.
+
+    Read as all of them will be: files that a data set opens in this process could not be shared by workers.
+    """
+    loader = DataLoader(
+        Subset(dataset, places),
+        batch_size=None,
+        num_workers=min(workers, 1),
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),
+    )
+    found: list[Any] = []
+    try:
+        found.extend(loader)
+    except Exception as error:  # noqa: BLE001 - the run itself will meet it, and tell
+        found.extend([error] * (len(places) - len(found)))
+    return found
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample

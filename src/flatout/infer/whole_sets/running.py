@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import os
 import sys
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from flatout.infer.whole_sets.choosing import best_size
 from flatout.infer.whole_sets.computing import Computing
 from flatout.infer.whole_sets.counting import Expected
+from flatout.infer.whole_sets.identity import identity
 from flatout.infer.whole_sets.reading import length_of, loader_from
 from flatout.infer.whole_sets.shards import Shards, read_index, read_shard
 from flatout.infer.whole_sets.writing import ToFunction, Writer
@@ -29,8 +29,6 @@ from flatout.records.whole_set import FORMATS, Format, Made
 # Samples of a shard, about: enough that files are few, and little enough to be computed again.
 _SHARD_SAMPLES = 4096
 _MOST_WORKERS = 8
-# Numbers of each parameter that are looked at to tell models apart.
-_LOOKED_AT = 16
 
 Function = Callable[[int, dict[str, torch.Tensor]], Any]
 
@@ -110,7 +108,9 @@ def _over(wish: Wish, folder: Path | None, began: float) -> WholeSet:
         shard_samples = size
     else:
         made = Made(
-            model=fingerprint(wish.module),
+            model=identity(
+                wish.module, (wish.inputs, wish.collate), wish.dataset, total, _workers(wish, device)
+            ),
             batch_size=size,
             shard_samples=shard_samples,
             format=wish.format,
@@ -207,22 +207,6 @@ def _device_of(module: Any) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-@torch.no_grad()
-def fingerprint(module: Any) -> str:
-    """A checksum of some of a model's numbers, which other weights do not have."""
-    digest = hashlib.sha256(type(getattr(module, "module", module)).__qualname__.encode())
-    state = module.state_dict() if hasattr(module, "state_dict") else {}
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            continue
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        numbers = value.detach().flatten()
-        if numbers.numel():
-            step = max(1, numbers.numel() // _LOOKED_AT)
-            digest.update(numbers[::step][:_LOOKED_AT].double().cpu().numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
 @contextlib.contextmanager
 def _in_eval(module: Any) -> Iterator[None]:
     parts = [one for one in module.modules() if one.training] if hasattr(module, "modules") else []
@@ -267,4 +251,10 @@ def _check(wish: Wish) -> None:
             f"{type(wish.module).__name__} cannot be called",
             expected="a module, or what flatout.optimize made of one",
             remedy="flatout.batch_inference(module, dataset, out='outputs')",
+        )
+    if isinstance(wish.dataset, DataLoader):
+        raise CallerMistake(
+            "the data set is a DataLoader, whose batches would be taken for samples",
+            expected="the data set itself: batches are made here",
+            remedy="give its data set: loader.dataset (and collate_fn=loader.collate_fn, if it has its own)",
         )

@@ -2,12 +2,15 @@
 
 import dataclasses
 import io
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flatout.infer.whole_sets.identity import differing
 from flatout.records.atomic import write_atomically
 from flatout.records.codec import decode, encode
 from flatout.records.errors import CallerMistake, CorruptFile
@@ -63,7 +66,7 @@ class Shards:
             )
         stem = f"part-{first:012d}"
         if self.index.made.format == "npy":
-            files = {name: f"{stem}.{_plain(name)}.npy" for name in tensors}
+            files = {name: f"{stem}.{plain}.npy" for name, plain in _plain_names(tensors).items()}
             contents = {files[name]: _npy(name, one) for name, one in tensors.items()}
         else:
             files = dict.fromkeys(tensors, f"{stem}.safetensors")
@@ -124,14 +127,15 @@ def read_shard(folder: Path, shard: Shard, index: OutputIndex) -> dict[str, torc
 
 
 def _insist(folder: Path, found: Made, wanted: Made) -> None:
-    differing = [
+    others = [
         f"{one.name.replace('_', ' ')} ({getattr(found, one.name)}, now {getattr(wanted, one.name)})"
         for one in dataclasses.fields(Made)
-        if getattr(found, one.name) != getattr(wanted, one.name)
+        if one.name != "model" and getattr(found, one.name) != getattr(wanted, one.name)
     ]
-    if differing:
+    others = [*differing(found.model, wanted.model), *others]
+    if others:
         raise CallerMistake(
-            f"{folder} holds outputs that were made otherwise: another {' and '.join(differing)}",
+            f"{folder} holds outputs that were made otherwise: another {', another '.join(others)}",
             expected="a folder of the same model, data and sizes, or an empty one",
             remedy=_REMEDY,
         )
@@ -141,8 +145,16 @@ def _kind(tensor: torch.Tensor) -> Output:
     return Output(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape[1:]))
 
 
-def _plain(name: str) -> str:
-    return "".join(one if one.isalnum() or one in "-_" else "_" for one in name)
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Words for files, each its own: also where a file system takes large and small letters for the same."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = "".join(one if one.isalnum() or one in "-_" else "_" for one in name)
+        numbered = (plain if not number else f"{plain}-{number + 1}" for number in itertools.count())
+        found[name] = next(one for one in numbered if one.casefold() not in taken)
+        taken.add(found[name].casefold())
+    return found
 
 
 def _size(path: Path) -> int | None:

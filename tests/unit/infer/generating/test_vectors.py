@@ -55,3 +55,20 @@ def test_several_rows_stay_as_they_are(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(out, module(x))
     assert torch.as_strided not in found
     assert torch.add not in found
+
+
+@torch.no_grad()
+def test_under_autocast_a_bias_stays_with_its_product() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = nn.Linear(8, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.product(x)
+
+    module, x = Biased(), torch.randn(1, 1, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, found = arranged(module, x)
+    assert out.dtype == torch.bfloat16, "a sum of both would come in the dtype of the bias"
+    assert torch.add not in found

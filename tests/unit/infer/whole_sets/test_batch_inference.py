@@ -313,3 +313,29 @@ def test_a_collate_function_that_drops_samples_is_found_out_before_outputs_shift
     # What was right until then is kept: shards of three batches each, none of them with a hole.
     index = read_index(tmp_path / "out")
     assert index is None or index.samples % 12 == 0
+
+
+class Named(nn.Module):
+    """Outputs whose names look alike."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {name: x + number for number, name in enumerate(self.names)} | {"a": {"b": x * 100}}
+
+
+def test_numpy_files_have_names_of_their_own(tmp_path: Path) -> None:
+    names = ("a_b", "a:b", "A_B", "a_b-2")
+    done = run(Named(*names), tmp_path / "out", format="npy")
+    for number, name in enumerate(names):
+        assert torch.equal(done.output(name), numbers() + number)
+    assert torch.equal(done.output("a.b"), numbers() * 100)
+    files = [path.name.casefold() for path in (tmp_path / "out").glob("part-000000000000.*")]
+    assert len(set(files)) == 5
+
+
+def test_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CallerMistake, match="the same name"):
+        run(Named("a.b"), tmp_path / "out")
