@@ -13,11 +13,11 @@ def job_dashboard() -> str:
     steps = f"sum by (run, le) (rate(flatout_job_step_seconds_bucket{RUN}{RATE}))"
     panels = [
         stat("State", "none", (f"flatout_job_state{RUN} == 1", "{{run}}: {{state}}"), width=6),
-        stat("Updates", "short", (f"flatout_job_updates_total{RUN}", "{{run}}")),
+        stat("Updates", "short", (f"flatout_job_position_updates{RUN}", "{{run}}")),
         stat(
             "Done",
             "percentunit",
-            (f"flatout_job_updates_total{RUN} / flatout_job_updates_planned{RUN}", "{{run}}"),
+            (f"flatout_job_position_updates{RUN} / flatout_job_updates_planned{RUN}", "{{run}}"),
             text="Only where the job says how many updates it will make.",
         ),
         stat("MFU", "percentunit", (f"flatout_job_mfu_ratio{RUN}", "{{run}}")),

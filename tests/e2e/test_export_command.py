@@ -52,10 +52,23 @@ def test_files_are_written_and_changed_ones_are_left_alone(flatout: Run, tmp_pat
 
 
 def test_a_file_for_node_exporter_once(flatout: Run, tmp_path: Path) -> None:
-    done = flatout("export", "--once", "--textfile", str(tmp_path / "node"))
+    folder = tmp_path / "node"
+    folder.mkdir()
+    done = flatout("export", "--once", "--textfile", str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert "flatout_node_info" in (tmp_path / "node" / "flatout.prom").read_text()
+    assert "flatout_node_info" in (folder / "flatout.prom").read_text()
+    document = json.loads(flatout("export", "--once", "--json", "--textfile", str(folder)).stdout)
+    assert "flatout_node_devices" in {metric["name"] for metric in document["metrics"]}
+
+
+def test_a_folder_for_node_exporter_that_is_not_there_is_refused_and_not_made(
+    flatout: Run, tmp_path: Path
+) -> None:
+    done = flatout("export", "--once", "--textfile", str(tmp_path / "typo" / "node"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not there" in done.stderr
+    assert not (tmp_path / "typo").exists()
 
 
 def test_mistakes_are_named_with_a_way_out(flatout: Run, tmp_path: Path) -> None:
@@ -80,6 +93,7 @@ def test_mistakes_are_named_with_a_way_out(flatout: Run, tmp_path: Path) -> None
 
 def test_it_serves_until_sigterm_and_then_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "node"
+    folder.mkdir()
     with Exporting(tmp_path, *ANY_PORT, "--textfile", str(folder), gpus=1) as running:
         assert running.started["schema"] == "flatout.export/1"
         assert running.started["warnings"] == []
@@ -131,7 +145,7 @@ def test_a_real_job_under_flatout_run_is_found_and_told(tmp_path: Path) -> None:
     assert re.search(r'flatout_job_info{host=".*",job="train.py",run=".*",user=".*"} 1.0', text)
     assert re.search(r'flatout_job_state{run=".*",state="training"} 1.0', text)
     assert re.search(r'flatout_job_step_seconds_bucket{le="\+Inf",run=".*"} [1-9]', text)
-    assert re.search(r'flatout_job_rank_updates_total{rank="0",run=".*"} [1-9]', text)
+    assert re.search(r'flatout_job_rank_position_updates{rank="0",run=".*"} [1-9]', text)
 
 
 def test_many_scrapes_at_once_all_succeed_while_frames_change(exporting: Exporting) -> None:

@@ -155,7 +155,7 @@ def _job(job: Job, now: float) -> Iterator[Series]:
     looks = points(now, _FINE_FOR_S, 0.0, 1.0)
     clock = now + job.clock_off_s
     values: dict[str, float | None] = {
-        "updates_total": 120000.0,
+        "position_updates": 120000.0,
         "recent_step_seconds": job.step_s,
         "mfu_ratio": job.mfu,
         "headroom_ratio": job.headroom,

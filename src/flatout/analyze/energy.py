@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flatout.analyze.throttling import GAP_S
+from flatout.analyze.throttling import GAP_S, clock_was_set_back
 from flatout.records.device import DeviceSample
 from flatout.records.energy import Energy, EnergySource
 
@@ -15,6 +15,7 @@ class EnergyFollower:
 
     A counter also covers the time between samples that are far apart, and the time in which a device did
     not answer. Where it began anew (the driver was loaded again), or was not read yet, power counts instead.
+    What was told is never taken back: where power had told more than the counter does then, the sum waits.
     """
 
     def __init__(self) -> None:
@@ -58,9 +59,13 @@ class _OneDevice:
         # By power since then, until the counter says it better.
         self._since = _Sum()
         self._resets = 0
+        self._told_j = 0.0
 
     def add(self, sample: DeviceSample) -> None:
         last = self._last
+        if last is not None and sample.state == "up" and clock_was_set_back(last, sample):
+            self._go_on_from(sample)
+            return
         if sample.state != "up" or (last is not None and sample.taken_at_unix_s <= last.taken_at_unix_s):
             return
         self._last = sample
@@ -70,6 +75,14 @@ class _OneDevice:
             self._count_from(sample)
         elif sample.energy_total_mj != self._counted.energy_total_mj:
             self._count(self._counted, sample)
+
+    def _go_on_from(self, sample: DeviceSample) -> None:
+        """How long it is since the last sample, nobody knows: nothing is added."""
+        self._last = sample
+        if self._counted is not None and sample.energy_total_mj == self._counted.energy_total_mj:
+            self._counted = sample  # not read anew: its growth will tell of the time before, too
+        else:
+            self._count_from(sample)
 
     def _count_from(self, sample: DeviceSample) -> None:
         """What came before is known by power alone."""
@@ -92,8 +105,9 @@ class _OneDevice:
         power.take(self._by_power)
         power.take(self._since)
         covered_s = counter.covered_s + power.covered_s
+        self._told_j = max(self._told_j, counter.joules + power.joules)
         return Energy(
-            joules=counter.joules + power.joules if covered_s > 0 else None,
+            joules=self._told_j if covered_s > 0 else None,
             source=_source(counter.covered_s > 0, power.covered_s > 0),
             covered_s=covered_s,
             missing_s=power.missing_s,

@@ -11,6 +11,8 @@ from flatout.records.energy import LIMIT_KINDS, LimitKind, Throttling
 
 # Between samples further apart than this nothing is known.
 GAP_S = 10.0
+# Samples may come twice, or a look late; one that is older by more was taken after the clock was set back.
+BACK_S = 5.0
 
 NO_LIMIT = frozenset({"idle"})
 _THERMAL = frozenset({"thermal_software", "thermal_hardware"})
@@ -31,6 +33,11 @@ def limit_kind(reasons: Iterable[str]) -> LimitKind | None:
     if given & _THERMAL:
         return "thermal"
     return "power" if given & _POWER else "other"
+
+
+def clock_was_set_back(last: DeviceSample, sample: DeviceSample) -> bool:
+    """Whether the machine's clock was, between these two samples of a device: a new beginning."""
+    return last.taken_at_unix_s - sample.taken_at_unix_s > BACK_S
 
 
 class ThrottlingFollower:
@@ -77,6 +84,8 @@ class _OneDevice:
 
     def add(self, sample: DeviceSample) -> None:
         last = self._last
+        if last is not None and sample.state != "stale" and clock_was_set_back(last, sample):
+            last = None
         if sample.state == "stale" or (last is not None and sample.taken_at_unix_s <= last.taken_at_unix_s):
             return
         self._last = sample

@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,10 +38,9 @@ def read_host(*, root: Path = Path("/"), places: tuple[tuple[str, Path], ...] = 
     fields.read("cpu_quota", lambda: cpu_quota(root))
     fields.read("cpu_governor", lambda: _text(root, f"{_CPUFREQ}/scaling_governor"))
     fields.read("cpu_frequency_driver", lambda: _text(root, f"{_CPUFREQ}/scaling_driver"))
-    memory = psutil.virtual_memory()
-    fields.read("memory_total_bytes", lambda: memory.total)
-    fields.read("memory_available_bytes", lambda: memory.available)
-    fields.read("memory_limit_bytes", lambda: memory_limit(root, memory.total))
+    total_bytes = fields.read("memory_total_bytes", lambda: psutil.virtual_memory().total)
+    fields.read("memory_available_bytes", lambda: psutil.virtual_memory().available)
+    fields.read("memory_limit_bytes", lambda: memory_limit(root, total_bytes or _NO_LIMIT))
     fields.read("memory_limit_used_bytes", lambda: _memory_limit_used(root))
     fields.read("shm_total_bytes", lambda: shutil.disk_usage(_present(root / "dev/shm")).total)
     fields.read("shm_free_bytes", lambda: shutil.disk_usage(_present(root / "dev/shm")).free)
@@ -175,13 +175,20 @@ def _in_container(root: Path) -> bool:
 def _filesystem(path: Path) -> str:
     """The kind of file system that a path lies on, such as "ext4", "nfs" or "overlay"."""
     best, kind = "", ""
-    for partition in psutil.disk_partitions(all=True):
+    for partition in _partitions():
         inside = (
             str(path).startswith(partition.mountpoint.rstrip("/") + "/") or str(path) == partition.mountpoint
         )
         if (inside or partition.mountpoint == "/") and len(partition.mountpoint) >= len(best):
             best, kind = partition.mountpoint, partition.fstype
     return kind
+
+
+def _partitions() -> list[Any]:
+    try:
+        return list(psutil.disk_partitions(all=True))
+    except (OSError, psutil.Error):  # without /proc, nobody says what is mounted where
+        return []
 
 
 def _resolved(path: Path) -> Path:

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from array import array
 
+from flatout.analyze.throttling import BACK_S
 from flatout.records.device import DeviceSample
 
 # At one sample a second, an hour.
@@ -62,6 +63,11 @@ class _Ring:
             found.append(number % self.rows)
         return found[::-1]
 
+    def move_back(self, seconds: float) -> None:
+        """As if all of them had been added so much earlier."""
+        for place in range(min(self.count, self.rows)):
+            self.times[place] -= seconds
+
     @property
     def oldest(self) -> float:
         if not self.count:
@@ -83,7 +89,9 @@ class DeviceHistory:
         known = sample.state == "up"
         row = array("f", (_number(getattr(sample, name)) if known else math.nan for name in SERIES))
         if self._samples.count and sample.taken_at_unix_s <= self.newest_unix_s:
-            return
+            if self.newest_unix_s - sample.taken_at_unix_s <= BACK_S:
+                return
+            self._follow_the_clock(sample.taken_at_unix_s)
         self._close_minute_before(sample.taken_at_unix_s)
         for values, value in zip(self._forming, row, strict=True):
             if not math.isnan(value):
@@ -134,10 +142,21 @@ class DeviceHistory:
                 found.append((fine.times[place], Spread(value, value, value)))
         return found
 
+    def _follow_the_clock(self, at_unix_s: float) -> None:
+        """It was set back: what was before goes back with it, so that the past stays as far away."""
+        self._close_minute()
+        self._minute = int(at_unix_s // _MINUTE_S)
+        seconds = self.newest_unix_s - at_unix_s
+        for ring in self._rings:
+            ring.move_back(seconds)
+
     def _close_minute_before(self, at_unix_s: float) -> None:
         minute = int(at_unix_s // _MINUTE_S)
-        if minute == self._minute:
-            return
+        if minute != self._minute:
+            self._close_minute()
+            self._minute = minute
+
+    def _close_minute(self) -> None:
         if self._minute >= 0 and any(self._forming):
             row = array("f")
             for values in self._forming:
@@ -145,7 +164,6 @@ class DeviceHistory:
                     (min(values), sum(values) / len(values), max(values)) if values else (math.nan,) * 3
                 )
             self._minutes.add(self._minute * _MINUTE_S, row)
-        self._minute = minute
         for values in self._forming:
             values.clear()
 

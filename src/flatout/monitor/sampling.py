@@ -19,6 +19,7 @@ import psutil
 from flatout.hardware.machine import default_sources
 from flatout.hardware.protocol import DeviceSource
 from flatout.monitor.history import DeviceHistory
+from flatout.monitor.jobs_seen import JobsSeen
 from flatout.monitor.jobs_watch import JobsWatch
 from flatout.monitor.source_watch import SourceWatch, error_line
 from flatout.records.device import Device, DeviceSample
@@ -74,6 +75,7 @@ class MachineSampler:
         self._every_s, self._jobs_every_s, self._roots = every_s, jobs_every_s, tuple(roots)
         self._jobs_watch = JobsWatch() if jobs is None else jobs
         self._look_for_live = look_for_live
+        self._jobs_of_late = JobsSeen()
         self._now_unix_s = now_unix_s
         self._host = socket.gethostname()
         self._jobs: tuple[JobHere, ...] = ()
@@ -179,7 +181,8 @@ class MachineSampler:
             knows_jobs = self._jobs_seen.is_set()
             live: tuple[LiveJob, ...] = ()
             with self._telling("live jobs"):
-                live = tuple(self._look_for_live(self._jobs, self._roots))
+                jobs = self._jobs_of_late.with_those_that_ended(self._jobs)
+                live = tuple(self._look_for_live(jobs, self._roots))
                 self._notes["live jobs"] = ()
             self._live = live
             if knows_jobs:
@@ -187,7 +190,8 @@ class MachineSampler:
             self._pause(max(self._every_s, LIVE_EVERY_S), None if knows_jobs else self._jobs_seen.is_set)
 
     def _follow_host(self) -> None:
-        psutil.cpu_percent()  # its first answer in a thread means nothing
+        with self._telling("host"):
+            psutil.cpu_percent()  # its first answer in a thread means nothing
         while not self._ended.wait(max(self._every_s, HOST_EVERY_S)):
             machine = HostSample()
             with self._telling("host"):

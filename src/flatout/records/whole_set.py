@@ -34,7 +34,7 @@ class Shard:
 class Made:
     """What outputs were made with: others do not belong into the same folder."""
 
-    # Checksums of what outputs follow from: code, settings, weights, what becomes of inputs, and some samples.
+    # Checksums of what outputs follow from: code, settings, weights, inputs and some samples.
     model: str
     batch_size: int
     shard_samples: int

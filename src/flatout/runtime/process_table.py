@@ -9,13 +9,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import psutil
 
 from flatout.records.errors import EnvironmentProblem
 from flatout.records.session import KEEPER_VARIABLE, SESSION_VARIABLE
+
+T = TypeVar("T")
 
 RANK_VARIABLE = "RANK"
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -117,18 +119,11 @@ class Table:
 def read_table() -> Table:
     """Look at all processes that can be seen."""
     found = []
-    for process in psutil.process_iter():
+    for process in _asked_of_psutil(lambda: list(psutil.process_iter())):
         # It may end while we look.
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             found.append(_seen(process))
-    table = Table(found)
-    if table.get(os.getpid()) is None:
-        raise EnvironmentProblem(
-            "this machine's processes cannot be seen",
-            expected="a list of processes that holds at least this one (on Linux: /proc)",
-            remedy="mount -t proc proc /proc   # in a container or chroot without it",
-        )
-    return table
+    return _with_ourselves(Table(found))
 
 
 class TableReader:
@@ -155,7 +150,8 @@ class TableReader:
             table = read_table()
         else:
             self._looks += 1
-            table = Table(filter(None, map(self._again, psutil.pids())))
+            pids = _asked_of_psutil(psutil.pids)
+            table = _with_ourselves(Table(filter(None, map(self._again, pids))))
         self._known = table.by_pid
         self._told = {pid: told for pid, told in self._told.items() if pid in self._known}
         return table
@@ -177,6 +173,29 @@ class TableReader:
 
     def _is_due(self, known: Seen) -> bool:
         return known.is_python and (self._looks + known.pid) % self.ANEW_EVERY == 0
+
+
+def _asked_of_psutil(question: Callable[[], list[T]]) -> list[T]:
+    """Its answer; where /proc is missing or something else, it stumbles over an empty list of processes."""
+    try:
+        return question()
+    except (IndexError, OSError) as error:
+        raise _nothing_seen() from error
+
+
+def _with_ourselves(table: Table) -> Table:
+    """The table, unless not even this process is in it."""
+    if table.get(os.getpid()) is None:
+        raise _nothing_seen()
+    return table
+
+
+def _nothing_seen() -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "this machine's processes cannot be seen",
+        expected="a list of processes that holds at least this one (on Linux: /proc)",
+        remedy="mount -t proc proc /proc   # in a container or chroot without it",
+    )
 
 
 def _has_no_words_yet(known: Seen) -> bool:

@@ -114,3 +114,33 @@ def test_a_counter_that_is_read_now_and_then_is_filled_up_by_power_until_it_move
 def test_a_counter_that_comes_and_goes_counts_where_it_is() -> None:
     found = energy([sample(0, 100), sample(1, 100, 500), sample(2, 100, 700), sample(3, 100), sample(4, 100)])
     assert (found.joules, found.covered_s) == (pytest.approx(100 + 200 + 100 + 100), 4.0)
+
+
+def test_power_that_reads_too_high_is_never_taken_back() -> None:
+    follower = EnergyFollower()
+    told = []
+    for second in range(91):
+        counted = 600 * (second - second % 30)
+        follower.add(sample(second, 660, counted))
+        told.append(follower.total().joules or 0.0)
+    assert told == sorted(told)
+    assert told[30] == told[29], "power had told 10 % more than the counter: the sum waits"
+    assert told[-1] == pytest.approx(600 * 60 + 660 * 29), "and is right again within one reading"
+
+
+@pytest.mark.parametrize("joules", [None, 500], ids=["power", "counter"])
+def test_a_clock_that_is_set_back_stops_no_sum(joules: float | None) -> None:
+    follower = EnergyFollower()
+    for at_s in (0, 1, 2, -3600, -3599, -3598):
+        counted = None if joules is None else joules * (at_s % 3600)
+        follower.add(sample(at_s, 500, counted))
+    found = follower.total()
+    assert found.joules == pytest.approx(2000.0), "nobody knows how long it was from 2 to -3600"
+    assert (found.covered_s, found.missing_s, found.resets) == (pytest.approx(4.0), 0.0, 0)
+
+
+def test_what_the_counter_will_tell_is_not_counted_twice_when_the_clock_is_set_back() -> None:
+    follower = EnergyFollower()
+    for at_s, joules in ((0, 0), (1, 0), (2, 0), (-60, 0), (-59, 0), (-58, 2500)):
+        follower.add(sample(at_s, 500, joules))
+    assert follower.total().joules == pytest.approx(2500.0)

@@ -104,3 +104,15 @@ def test_two_devices_add_up_and_can_be_told_apart() -> None:
     total = follower.total()
     assert total.lost_s == pytest.approx({"thermal": 0.0, "power": 0.5, "other": 0.0})
     assert total.observed_s == pytest.approx(4.0)
+
+
+def test_a_clock_that_is_set_back_stops_no_sum() -> None:
+    at = (0, 1, 2, -3600, -3599, -3598)
+    found = throttling([sample(at_s, ("thermal_software",)) for at_s in at])
+    assert found.given_s == {"thermal_software": pytest.approx(4.0)}
+    assert (found.observed_s, found.unobserved_s) == (pytest.approx(4.0), 0.0)
+
+
+def test_a_look_that_comes_late_is_no_clock_that_was_set_back() -> None:
+    found = throttling([sample(at_s, ("thermal_software",)) for at_s in (0, 2, 1, 2, 3)])
+    assert found.given_s == {"thermal_software": pytest.approx(3.0)}

@@ -76,3 +76,26 @@ def test_a_day_takes_no_more_memory_than_a_minute() -> None:
     # A day, and what is older is forgotten.
     assert old.curve("power_draw_mw", DAY_S - 600.0, 24)[0] is not None
     assert old.curve("power_draw_mw", DAY_S + 7200.0, 26)[0] is None
+
+
+def test_a_clock_that_is_set_back_leaves_the_past_as_far_away_as_it_was() -> None:
+    history = filled(2 * 3600, began=100_000.0)
+    set_back_to = 50_000.0
+    for second in range(60):
+        history.add(h200_sample(taken_at_unix_s=set_back_to + second, power_draw_mw=700_000))
+    assert history.newest_unix_s == set_back_to + 59
+    [after] = history.curve("power_draw_mw", 58.0, 1)
+    assert after is not None
+    assert (after.low, after.high) == (700_000, 700_000)
+    [before] = history.curve("power_draw_mw", 58.0, 1, until_unix_s=set_back_to - 1)
+    assert before is not None
+    assert 100_000 <= before.low <= before.high <= 100_059
+    hours = history.curve("power_draw_mw", 2 * 3600.0, 12)
+    assert all(part is not None for part in hours)
+
+
+def test_a_sample_that_comes_a_little_late_moves_nothing() -> None:
+    history = filled(10)
+    newest = history.newest_unix_s
+    history.add(h200_sample(taken_at_unix_s=newest - 2, power_draw_mw=700_000))
+    assert history.newest_unix_s == newest

@@ -313,6 +313,27 @@ def test_gpus_are_asked_after_the_first_pause_not_before_it() -> None:
     assert order == ["1 s", "gpus", "gpus"]
 
 
+def test_a_machine_that_tells_nothing_of_its_cpu_keeps_nobody_waiting_and_may_tell_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flatout.monitor.sampling.HOST_EVERY_S", 0.02)
+    told = threading.Event()
+
+    def cpu_percent() -> float:
+        if not told.is_set():
+            raise FileNotFoundError("/proc/stat")
+        return 50.0
+
+    monkeypatch.setattr("flatout.monitor.sampling.psutil.cpu_percent", cpu_percent)
+    with sampler_of() as sampler:
+        assert sampler.wait_until_complete(60.0)
+        assert sampler.frame().machine.cpu_share is None
+        assert "FileNotFoundError" in sampler.frame().notes[0]
+        told.set()
+        frame = sees(sampler, lambda frame: frame.machine.cpu_share is not None)
+    assert (frame.machine.cpu_share, frame.notes) == (0.5, ())
+
+
 def test_an_error_that_nobody_reckoned_with_ends_one_look_and_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,6 +67,21 @@ def test_a_machine_whose_processes_are_hidden_is_an_error(monkeypatch: pytest.Mo
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("proc", ["empty", "nowhere"])
+def test_a_machine_without_proc_is_an_error_that_says_so_at_any_look(
+    proc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = TableReader()
+    reader()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(process_table.psutil, "PROCFS_PATH", str(tmp_path / proc))
+    for look in (read_table, reader):
+        with pytest.raises(EnvironmentProblem, match="cannot be seen") as caught:
+            look()
+        assert "mount -t proc" in caught.value.remedy
+
+
 def test_a_second_look_tells_the_same_and_what_has_changed() -> None:
     reader = TableReader()
     before = reader().by_pid[os.getpid()]

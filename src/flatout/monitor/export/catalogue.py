@@ -33,7 +33,7 @@ JOB_SPECS: tuple[MetricSpec, ...] = (
     job_metrics.STEP_SECONDS,
     job_metrics.THROTTLED_SECONDS,
     job_metrics.RANK_STEP,
-    job_metrics.RANK_UPDATES,
+    job_metrics.RANK_POSITION,
     job_metrics.DEVICE,
 )
 SPECS: dict[str, tuple[MetricSpec, ...]] = {

@@ -29,6 +29,13 @@ def _counter(name: str, text: str, value: Callable[[Device, DeviceSample], float
     return DeviceMetric(MetricSpec(_NAME + name, "counter", text, DEVICE_LABELS), value, lasting=True)
 
 
+def _computing(sample: DeviceSample) -> int | None:
+    """A display server holds a little of its GPU for as long as the machine runs: nobody's job is that."""
+    if sample.processes is None:
+        return None
+    return sum(process.kind != "graphics" for process in sample.processes)
+
+
 def _thousandth(value: float | None) -> float | None:
     return None if value is None else value / 1000
 
@@ -130,7 +137,7 @@ DEVICE_METRICS: tuple[DeviceMetric, ...] = (
     ),
     _gauge(
         "processes",
-        "Processes that hold memory, as far as the driver lists them.",
-        lambda _, s: None if s.processes is None else len(s.processes),
+        "Processes that hold memory, as far as the driver lists them; those that only draw are left out.",
+        lambda _, s: _computing(s),
     ),
 )

@@ -27,7 +27,7 @@ def collect_devices(look: Look) -> Iterator[Metric]:
             if metric.lasting or gpu.is_up:
                 family.add(gpu.labels, metric.value(gpu.device, gpu.sample))
         yield family.metric
-    yield _one_each(look, of.ENERGY, lambda gpu: _energy_j(look, gpu) if gpu.is_up else None)
+    yield _one_each(look, of.ENERGY, lambda gpu: look.seen.energy_j(gpu.key) if gpu.is_up else None)
     yield from _throttling(look)
     yield _one_each(look, of.PRICE, lambda gpu: look.usd_per_hour(gpu.device))
 
@@ -63,11 +63,6 @@ def _facts(device: Device) -> dict[str, str]:
 def _age_s(look: Look, gpu: Gpu) -> float | None:
     """A GPU that is down has no answer whose age could be told."""
     return max(0.0, look.now_unix_s - gpu.sample.taken_at_unix_s) if gpu.sample.state != "down" else None
-
-
-def _energy_j(look: Look, gpu: Gpu) -> float | None:
-    own_mj = gpu.sample.energy_total_mj
-    return own_mj / 1000 if own_mj is not None else look.seen.energy_j(gpu.key)
 
 
 def _throttling(look: Look) -> Iterator[Metric]:

@@ -37,6 +37,11 @@ def _counter(name: str, text: str, value: Callable[[LiveJob], float | None]) -> 
     return _metric("counter", name, text, value)
 
 
+def _updates_made(job: LiveJob) -> int:
+    """Its place in the training is no counter: a job that is started again comes back to an earlier one."""
+    return sum(job.totals.steps.counts)
+
+
 def _energy_j(job: LiveJob) -> float | None:
     return job.totals.energy_j if job.devices and job.totals.energy_source != "none" else None
 
@@ -62,11 +67,22 @@ THROTTLED_SECONDS = _spec(
     "counter", "throttled_seconds_total", "Time for which clocks of its GPUs were held down.", "reason"
 )
 RANK_STEP = _spec("gauge", "rank_step_seconds", "Median of the last steps of a rank.", "rank")
-RANK_UPDATES = _spec("counter", "rank_updates_total", "Updates of a rank.", "rank")
+RANK_POSITION = _spec(
+    "gauge", "rank_position_updates", "Place of a rank in the training, in updates.", "rank"
+)
 DEVICE = _spec("gauge", "device", "1 for each GPU that the job trains on.", "uuid")
 
 JOB_METRICS: tuple[JobMetric, ...] = (
-    _counter("updates_total", "Optimizer updates.", lambda j: j.updates),
+    _counter(
+        "updates_total",
+        "Optimizer updates that it made in all of its lives, but for the first after each start.",
+        _updates_made,
+    ),
+    _kept(
+        "position_updates",
+        "Place in the training, in updates: one that comes back to a checkpoint goes on from there.",
+        lambda j: j.updates,
+    ),
     _kept("updates_planned", "Updates that it will make in all.", lambda j: j.updates_planned),
     _counter("samples_total", "Samples it has trained on.", lambda j: j.totals.samples),
     _counter("tokens_total", "Tokens it has trained on.", lambda j: j.totals.tokens or None),

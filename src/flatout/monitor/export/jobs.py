@@ -78,15 +78,15 @@ def _throttled(look: Look, jobs: list[LiveJob]) -> Metric:
 
 
 def _ranks(look: Look, jobs: list[LiveJob]) -> Iterator[Metric]:
-    pace, updates = Family(of.RANK_STEP), Family(of.RANK_UPDATES)
+    pace, position = Family(of.RANK_STEP), Family(of.RANK_POSITION)
     for job in jobs:
         ranks = look.admission.unique(job.ranks, lambda rank: rank.rank, pace.spec.name)
         for rank in look.admission.first(ranks, look.limits.ranks, pace.spec.name):
             labels = (label(job.run), str(rank.rank))
             pace.add(labels, rank.step_s if _goes_on(job, look.now_unix_s) else None)
-            updates.add(labels, rank.updates)
+            position.add(labels, rank.updates)
     yield pace.metric
-    yield updates.metric
+    yield position.metric
 
 
 def _devices(look: Look, jobs: list[LiveJob]) -> Metric:

@@ -151,7 +151,7 @@ def _job(
         instance=info.label("instance"),
         state=state or "unknown",
         gpus=gpus,
-        updates=_whole(values.get("updates_total")),
+        updates=_whole(values.get("position_updates")),
         updates_planned=_whole(values.get("updates_planned")),
         step_s=_above_zero(values.get("recent_step_seconds")),
         mfu=_share(values.get("mfu_ratio")),

@@ -26,8 +26,8 @@ _DEVICE_NOW = (
     *("processes", "usd_per_hour"),
 )
 _JOB_NOW = (
-    *("info", "state", "device", "updates_total", "updates_planned", "recent_step_seconds", "mfu_ratio"),
-    *("headroom_ratio", "data_wait_ratio", "usd_per_hour", "checkpoint_timestamp_seconds"),
+    *("info", "state", "device", "position_updates", "updates_planned", "recent_step_seconds"),
+    *("mfu_ratio", "headroom_ratio", "data_wait_ratio", "usd_per_hour", "checkpoint_timestamp_seconds"),
     *("started_timestamp_seconds", "written_timestamp_seconds"),
 )
 _DCGM_NOW = (

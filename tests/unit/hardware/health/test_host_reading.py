@@ -490,3 +490,15 @@ def test_the_drivers_reason_for_missing_memory_is_kept() -> None:
     )
 
     assert found.unknown["memory_bytes"] == "in use by WSL"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_without_proc_memory_is_unknown_with_a_reason_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.hardware.host.psutil.PROCFS_PATH", str(tmp_path / "nowhere"))
+    host = read_host(places=(("work", tmp_path),))
+    assert (host.memory_total_bytes, host.memory_available_bytes) == (None, None)
+    assert "meminfo" in host.unknown["memory_total_bytes"]
+    assert host.cpu_count
+    assert host.places[0].free_bytes

@@ -18,8 +18,8 @@ from flatout.monitor.export.labels import LabelLimits, label
 from flatout.monitor.export.look import Look
 from flatout.monitor.export.running import ExportRequest, exporter_for
 from flatout.monitor.export.text import write
-from flatout.records.device import Device, DeviceSample
-from flatout.records.live import LiveRank
+from flatout.records.device import Device, DeviceProcess, DeviceSample
+from flatout.records.live import STEP_BUCKETS_S, LiveJob, LiveRank, LiveTotals, StepTimes
 from flatout.records.watching import Frame
 from tests.unit.monitor.export.frames import NOW, frame_of, gpu, job
 
@@ -83,6 +83,25 @@ def test_a_job_is_told_with_its_histogram_ranks_and_gpus() -> None:
     assert one(values, "flatout_job_rank_step_seconds", rank="0") == 0.04
     assert one(values, "flatout_job_device", uuid="GPU-0") == 1
     assert one(values, "flatout_job_throttled_seconds_total", reason="thermal_software") == 4
+
+
+def test_a_job_that_comes_back_to_a_checkpoint_makes_more_updates_at_an_earlier_place() -> None:
+    went = [one(exported(frame_of(live_jobs=(each,))), "flatout_job_updates_total") for each in _two_lives()]
+    assert went == sorted(went)
+    assert went[-1] == 1100, "what was lost was made, too"
+    again = exported(frame_of(live_jobs=(_two_lives()[-1],)))
+    assert one(again, "flatout_job_position_updates", run="r1") == 1000
+    assert one(again, "flatout_job_rank_position_updates", run="r1", rank="0") == 1000
+
+
+def _two_lives() -> list[LiveJob]:
+    """It ended at its update 1000, had been saved at 900, and is there again."""
+    seen = []
+    for position, made in ((1000, 1000), (0, 1000), (901, 1001), (1000, 1100)):
+        steps = StepTimes(counts=(made, *(0,) * len(STEP_BUCKETS_S)), sum_s=1.0)
+        rank = LiveRank(rank=0, pid=4712, updates=position)
+        seen.append(job(updates=position, ranks=(rank,), totals=LiveTotals(steps=steps)))
+    return seen
 
 
 def test_what_is_unknown_is_absent_and_never_zero() -> None:
@@ -170,6 +189,33 @@ def test_energy_comes_from_power_where_a_gpu_keeps_no_count() -> None:
     assert one(values_of(exporter), "flatout_device_energy_joules_total") == 600
 
 
+def test_a_display_server_is_nobody_who_holds_a_gpu() -> None:
+    def told(*kinds: str) -> float | None:
+        listed = tuple(DeviceProcess(pid=n, kind=kind) for n, kind in enumerate(kinds))  # type: ignore[arg-type]
+        return one(exported(frame_of(gpu(processes=listed))), "flatout_device_processes")
+
+    assert told("graphics", "graphics") == 0
+    assert told("graphics", "compute", "unknown") == 2, "what a driver calls nothing may compute"
+
+
+def energies(*counted_mj: int | None) -> list[float | None]:
+    """What is told of a GPU whose counter is read so, second by second."""
+    newest = iter(
+        frame_of(gpu(taken_at_unix_s=NOW + second, energy_total_mj=counted, power_draw_mw=200_000))
+        for second, counted in enumerate(counted_mj)
+    )
+    exporter = Exporter(lambda: next(newest), now_unix_s=lambda: NOW)
+    return [one(values_of(exporter), "flatout_device_energy_joules_total") for _ in counted_mj]
+
+
+def test_a_counter_of_energy_that_cannot_be_read_once_stays_where_it_was() -> None:
+    assert energies(10**12, None, None, 10**12 + 600_000) == [10**9, 10**9, 10**9, 10**9 + 600]
+
+
+def test_a_counter_of_energy_that_comes_late_is_no_leap() -> None:
+    assert energies(None, None, 10**12, 10**12 + 300_000) == [None, 200, 400, 700]
+
+
 def test_a_collector_that_raises_is_counted_and_the_others_are_served() -> None:
     def broken(_look: Look) -> object:
         raise RuntimeError("planted")
@@ -217,7 +263,9 @@ def test_labels_are_capped_and_what_is_dropped_is_counted() -> None:
     runs = {labels["run"] for labels in many(values, "flatout_job_info")}
     assert len(runs) == 4
     assert "new" in runs, "jobs that go on come before those that ended"
-    of_new = [labels for labels in many(values, "flatout_job_rank_updates_total") if labels["run"] == "new"]
+    of_new = [
+        labels for labels in many(values, "flatout_job_rank_position_updates") if labels["run"] == "new"
+    ]
     assert len(of_new) == 3
     assert len(many(values, "flatout_device_throttled")) == 6
     assert one(values, "flatout_exporter_labels_dropped_total", metric="flatout_job_state") == 27
@@ -229,7 +277,7 @@ def test_the_same_gpu_or_run_twice_is_told_once() -> None:
     older = job(written_at_unix_s=NOW - 9, updates=7)
     values = exported(frame_of(gpu(), gpu(), live_jobs=(job(), older)))
     assert len(many(values, "flatout_device_up")) == 1
-    assert one(values, "flatout_job_updates_total") == 42, "the newer word counts"
+    assert one(values, "flatout_job_position_updates") == 42, "the newer word counts"
     assert one(values, "flatout_exporter_labels_dropped_total", metric="flatout_device_up") == 1
 
 
