@@ -26,7 +26,10 @@ _MULTIPLE = 8
 
 
 class TriedSize(NamedTuple):
-    """A batch size that ran, and what it took; None for what is not known."""
+    """A batch size that ran, and what it took; None for what is not known.
+
+    It is less than was asked for where there are no more samples.
+    """
 
     size: int
     samples_per_s: float | None
@@ -57,14 +60,16 @@ class Search:
         self._most = most
         self._first = min(first, most)
         self.tried: list[TriedSize] = []
+        # The samples that there are, where somebody asked for more.
+        self.all_samples: int | None = None
 
     def find(self) -> TriedSize:
         """The smallest size that ran, left room, and was within 3 % of the fastest that did."""
-        size = self._first
-        while not self._try(size).fits:
-            if size == 1:
-                raise _nothing_fits(self.tried[-1])
-            size //= 2
+        found = self._try(self._first)
+        while not found.fits:
+            if found.size == 1:
+                raise _nothing_fits(found)
+            found = self._try(found.size // 2)
         while len(self.tried) < _TRIALS_AT_MOST and (larger := self._larger()) is not None:
             self._try(larger)
         for _ in range(_KNEE_TRIALS):
@@ -75,8 +80,11 @@ class Search:
         return self._chosen()
 
     def _try(self, size: int) -> TriedSize:
-        self.tried.append(self._run(size))
-        return self.tried[-1]
+        found = self._run(size)
+        if found.size < size:
+            self.all_samples = self._most = found.size
+        self.tried.append(found)
+        return found
 
     @property
     def _fitting(self) -> list[TriedSize]:
@@ -143,16 +151,20 @@ class Search:
         return size if is_new and all(one.size != size for one in self.tried) else None
 
 
-def why(chosen: TriedSize, tried: list[TriedSize], limit_bytes: float | None) -> str:
+def why(
+    chosen: TriedSize, tried: list[TriedSize], limit_bytes: float | None, all_samples: int | None = None
+) -> str:
     """In words."""
     best = max((one for one in tried if one.fits), key=lambda one: one.samples_per_s or 0.0)
-    ran = sum(one.samples_per_s is not None for one in tried)
+    ran = len({one.size for one in tried if one.samples_per_s is not None})
     text = (
         f"of {ran} sizes that ran, {chosen.size} is the smallest within 3 % of the fastest "
         f"({best.samples_per_s or 0.0:.0f} samples/s at {best.size})"
     )
     if chosen.peak_bytes is not None and limit_bytes:
         text += f", with {chosen.peak_bytes / 2**30:.2f} of {limit_bytes / 2**30:.2f} GiB in use at its peak"
+    if all_samples is not None:
+        text += f"; no larger batch than {all_samples} could be filled: `make_batch` gave no more samples"
     return text
 
 

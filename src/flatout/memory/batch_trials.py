@@ -10,6 +10,7 @@ from flatout.memory.agreeing import Ranks, Replicas, refuse_what_strands
 from flatout.memory.batch_search import BatchSize, Search, TriedSize, why
 from flatout.memory.microbatching import as_module, check_loss, failed_elsewhere
 from flatout.memory.restoring import Training, free_what_failed, modules_of, parameters_in
+from flatout.memory.splitting import samples_in
 from flatout.records.errors import CallerMistake
 
 # The optimizer's states come with the first step: only the second shows the peak.
@@ -70,7 +71,8 @@ def find(wish: Wish, model: Any) -> BatchSize:
         before.put_back()
         free_what_failed()
     tried = tuple(search.tried)
-    return BatchSize(chosen.size, tried, len(tried), why(chosen, search.tried, limit), evaluation)
+    words = why(chosen, search.tried, limit, search.all_samples)
+    return BatchSize(chosen.size, tried, len(tried), words, evaluation)
 
 
 class _Meter:
@@ -115,6 +117,16 @@ class _Meter:
             torch.get_device_module(self._device).synchronize()
 
 
+@dataclasses.dataclass
+class _Took:
+    """What a trial took on this rank: seconds a step, whether memory ran out, and what else went wrong."""
+
+    samples: int
+    seconds: float = 0.0
+    ran_out: bool = False
+    error: Exception | None = None
+
+
 class _Trials:
     """Runs one size after the other, on all ranks the same."""
 
@@ -135,40 +147,58 @@ class _Trials:
         free_what_failed()
         self._meter.begin()
         with Replicas(self._module).apart():
-            seconds, ran_out, error = self._train(size)
-        peak = None if ran_out or error else self._meter.peak_bytes()
-        failed = self._ranks.rank + 1 if error is not None else 0
-        figures = [failed, int(ran_out), round(seconds * 1e9), -1 if peak is None else peak]
-        failed, any_ran_out, nanoseconds, most_bytes = self._ranks.largest(figures)
+            took = self._train(size)
+        peak = None if took.ran_out or took.error else self._meter.peak_bytes()
+        failed = self._ranks.rank + 1 if took.error is not None else 0
+        missing = size - took.samples
+        figures = [
+            failed,
+            int(took.ran_out),
+            missing,
+            round(took.seconds * 1e9),
+            -1 if peak is None else peak,
+        ]
+        failed, any_ran_out, missing, nanoseconds, most_bytes = self._ranks.largest(figures)
         if failed:
-            raise error or failed_elsewhere(failed - 1)
+            raise took.error or failed_elsewhere(failed - 1)
+        size -= missing
         if any_ran_out:
             return TriedSize(size, None, None, fits=False)
         peak = None if most_bytes < 0 else most_bytes
         fits = peak is None or self.limit_bytes is None or peak <= self.limit_bytes
         return TriedSize(size, size / max(nanoseconds * 1e-9, 1e-9), peak, fits)
 
-    def _train(self, size: int) -> tuple[float, bool, Exception | None]:
-        """Seconds a step, whether memory ran out, and what else went wrong; nothing of it stays in memory."""
+    def _train(self, size: int) -> "_Took":
+        """Some steps; nothing of them stays in memory."""
+        took = _Took(samples=size)
         try:
             batch = self._wish.make_batch(size)
+            took.samples = size - self._missing(batch, size)
             self._step(batch)
             self._meter.wait()
             began = time.perf_counter()
             for _ in range(max(_FEWEST_STEPS, self._wish.steps) - 1):
                 self._step(batch)
             self._meter.wait()
-            seconds = (time.perf_counter() - began) / (max(_FEWEST_STEPS, self._wish.steps) - 1)
+            took.seconds = (time.perf_counter() - began) / (max(_FEWEST_STEPS, self._wish.steps) - 1)
             if self._wish.longest is not None:
-                self._step(self._wish.longest(size))
+                self._step(self._wish.longest(took.samples))
                 self._meter.wait()
-            return seconds, False, None
         except Exception as error:
-            if not is_out_of_memory(error):
+            took.ran_out = is_out_of_memory(error)
+            if not took.ran_out:
                 if self._ranks.alone:
                     raise
-                return 0.0, False, error
-        return 0.0, True, None
+                took.error = error
+        return took
+
+    def _missing(self, batch: Any, size: int) -> int:
+        """How many samples fewer than asked for there are; none where that cannot be told."""
+        found = _counted(batch)
+        if found is None or found >= size:
+            return 0
+        # What comes first need not be the samples: it may be their length, and the same for one of them.
+        return size - found if _counted(self._wish.make_batch(1)) == 1 else 0
 
     def _step(self, batch: Any) -> None:
         loss = self._wish.step(batch)
@@ -191,3 +221,11 @@ class _Trials:
             if not is_out_of_memory(error):
                 raise
             return f"ran out of memory: {str(error).partition(chr(10))[0]}"
+
+
+def _counted(batch: Any) -> int | None:
+    """Samples in a batch; None where nobody can tell."""
+    try:
+        return samples_in(batch)
+    except CallerMistake:
+        return None

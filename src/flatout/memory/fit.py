@@ -8,7 +8,7 @@ from pathlib import Path
 from flatout.hardware.catalogue import price_table, select
 from flatout.hardware.host import cores_allowed, read_host
 from flatout.memory.ahead import Ahead
-from flatout.memory.imagining import Imaginer, largest_ledger
+from flatout.memory.imagining import Imaginer, is_enough, largest_ledger
 from flatout.memory.linking import Links
 from flatout.memory.planning import CONTEXT_BYTES, ERROR_BAR, Budget, Plan, option_of, plan
 from flatout.memory.replaying import Replayed, replay
@@ -101,7 +101,7 @@ def fit_job(
         update_events=ledger.update_events,
         stacks=_stacks(replayed),
         took_s=time.monotonic() - began,
-        notes=tuple(_notes(ledger, replayed)),
+        notes=tuple(_notes(ledger, replayed, trial)),
     )
 
 
@@ -165,19 +165,22 @@ def _from_here(file: str, line: int, function: str) -> str:
 
 def _ledger_of(trial: Trial, place: Path, command: JobCommand) -> LedgerFile:
     found = largest_ledger(place)
-    if found is not None:
+    if found is not None and is_enough(found, trial):
         return found
     insist_on_libraries(trial)
     said = "".join(f"\n    {line}" for line in trial.said[-8:])
+    made = f"too few updates ({found.updates})" if found is not None else "no update"
     raise JobFailed(
-        f"on an imagined GPU the script made no update and ended as {trial.outcome!r}; it said last:{said}",
+        f"on an imagined GPU the script made {made} and ended as {trial.outcome!r}; it said last:{said}",
         expected="a script that trains in one process, and does not need values to go on",
         remedy=f"flatout check {command.typed()}   # does it run as written?",
     )
 
 
-def _notes(ledger: LedgerFile, replayed: Replayed) -> list[str]:
+def _notes(ledger: LedgerFile, replayed: Replayed, trial: Trial) -> list[str]:
     notes = []
+    if not trial.went_well:
+        notes.append(f"what comes after update {ledger.updates} is not counted: {trial.ending}")
     if not replayed.allocated_bytes:
         notes.append("the script put nothing on the GPU: it trains on the CPU by its own choice")
     elif ledger.updates < _ENOUGH:

@@ -75,17 +75,23 @@ class Imaginer:
 
     def ledger(self, levers: tuple[Choice, ...]) -> LedgerFile | None:
         """Of the job under levers; None where one of them does not apply to it, or breaks it."""
-        _, place = self.run(levers)
+        trial, place = self.run(levers)
         states = [rank.about.get("levers", {}) for rank in read_ranks(place)]
         asked = [one.get(choice.id, {}) for one in states for choice in levers]
         applied = all(state.get("applied") and "dropped" not in state for state in asked)
-        return largest_ledger(place) if states and applied else None
+        found = largest_ledger(place) if states and applied else None
+        return found if found is not None and is_enough(found, trial) else None
 
 
 def _joined(base: Sequence[dict[str, Any]], levers: Sequence[Choice]) -> list[dict[str, Any]]:
     """What the job has on already, and more: of two settings of one lever the later."""
     more = {choice.id: choice.order() for choice in levers}
     return [*(one for one in base if one["id"] not in more), *more.values()]
+
+
+def is_enough(ledger: LedgerFile, trial: Trial) -> bool:
+    """Whether the peak can be in it: a script may end after one update, but not break off before its last."""
+    return trial.went_well or ledger.updates >= UPDATES
 
 
 def largest_ledger(place: Path) -> LedgerFile | None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from flatout.memory.ahead import Imagine
 from flatout.memory.replaying import Replayed, fits, replay
-from flatout.memory.strategies import Strategy, strategies
+from flatout.memory.strategies import MICRO_BATCHES, Strategy, strategies
 from flatout.records.fit import FitOption
 from flatout.records.ledger import LedgerFile
 
@@ -39,28 +39,53 @@ class Plan:
     least_words: str
 
 
+class _Found:
+    """What fits into a budget so far."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._kinds: set[str] = set()
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether nothing more needs to be tried."""
+        return self._count >= _ENOUGH
+
+    def wants(self, strategy: Strategy) -> bool:
+        """Whether it would say something new."""
+        return not self.is_enough and strategy.kind not in self._kinds
+
+    def note(self, strategy: Strategy, option: FitOption) -> None:
+        """What came of it."""
+        if option.fits is not True:
+            return
+        # Parts of a batch come beside what levers do, which can be had without a line of code.
+        self._count += strategy.kind != MICRO_BATCHES
+        if strategy.kind:
+            self._kinds.add(strategy.kind)
+
+
 def plan(
     ledger: LedgerFile, budgets: Sequence[Budget], imagine: Imagine, price: Callable[[str], float | None]
 ) -> Plan:
     """Strategies in the order of their cost, until each budget has a few that fit."""
     ledgers: dict[tuple[str, ...], LedgerFile | None] = {(): ledger}
-    fitting = {budget.id: 0 for budget in budgets}
+    fitting = {budget.id: _Found() for budget in budgets}
     options: list[FitOption] = []
     least, least_words = replay(ledger).reserved_bytes, "as written"
     for strategy in strategies(ledger):
-        if all(count >= _ENOUGH for count in fitting.values()):
+        if all(found.is_enough for found in fitting.values()):
             break
-        changed = _ledger_under(strategy, ledgers, imagine)
+        wanting = [budget for budget in budgets if fitting[budget.id].wants(strategy)]
+        changed = _ledger_under(strategy, ledgers, imagine) if wanting else None
         if changed is None:
             continue
         replayed = replay(changed)
         if strategy.gpus == 1 and replayed.reserved_bytes < least:
             least, least_words = replayed.reserved_bytes, strategy.words
-        for budget in budgets:
-            if fitting[budget.id] >= _ENOUGH:
-                continue
+        for budget in wanting:
             option = option_of(budget, strategy, changed, replayed, price(budget.id))
-            fitting[budget.id] += option.fits is True
+            fitting[budget.id].note(strategy, option)
             options.append(option)
     return Plan(tuple(options), least + CONTEXT_BYTES, least_words)
 

@@ -5,7 +5,7 @@ taken to go as it is written here.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from flatout.memory.holders import TAKES
 from flatout.records.ledger import LedgerFile
@@ -32,17 +32,16 @@ def eight_bit_optimizer(ledger: LedgerFile) -> LedgerFile:
 
 
 def micro_batches(ledger: LedgerFile, parts: int) -> LedgerFile:
-    """What a step takes and gives back, in parts; what it keeps, and copies of weights, are whole."""
-    kept = {number for numbers in ledger.owners.values() for number in numbers} | _copies_of_weights(ledger)
+    """What a step takes and gives back, in parts; what it keeps, copies of weights, and updates are whole."""
+    kept = {number for numbers in ledger.owners.values() for number in numbers}
+    kept |= _copies_of_weights(ledger) | _taken_in_updates(ledger)
     sizes = [event[0] for event in ledger.events if len(event) == TAKES and event[0] not in kept]
-    return _resized(ledger, sizes, lambda size: -(-size // parts))
+    return _resized(_with_gradients_kept(ledger), sizes, lambda size: -(-size // parts))
 
 
 def sharded(ledger: LedgerFile, gpus: int) -> LedgerFile:
     """Parameters, gradients and states shared by several GPUs; what computes comes together."""
-    owned = [
-        number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
-    ]
+    owned = _with_weights(ledger)
     sizes = {event[0]: event[1] for event in ledger.events if len(event) == TAKES}
     weights = [sizes[number] for number in ledger.owners.get("parameters", ()) if number in sizes]
     if not weights:
@@ -53,11 +52,9 @@ def sharded(ledger: LedgerFile, gpus: int) -> LedgerFile:
 
 def split_products(ledger: LedgerFile, gpus: int) -> LedgerFile:
     """Weights, what belongs to them, and most of what products make: a part of each on each GPU."""
-    owned = {
-        number for name in ("parameters", "gradients", "optimizer") for number in ledger.owners.get(name, ())
-    }
+    owned = _with_weights(ledger)
     others = [event[0] for event in ledger.events if len(event) == TAKES and event[0] not in owned]
-    smaller = _resized(ledger, list(owned), lambda size: -(-size // gpus))
+    smaller = _resized(ledger, owned, lambda size: -(-size // gpus))
     return _resized(smaller, others, lambda size: round(size * (_WHOLE + (1 - _WHOLE) / gpus)))
 
 
@@ -102,12 +99,40 @@ def activations_away(ledger: LedgerFile) -> LedgerFile:
     return _with_workspace(smaller, under_way)
 
 
+def _with_weights(ledger: LedgerFile) -> set[int]:
+    """What becomes less with them: parameters, gradients, states, and what an update takes."""
+    names = ("parameters", "gradients", "optimizer")
+    owned = {number for name in names for number in ledger.owners.get(name, ())}
+    return owned | _taken_in_updates(ledger)
+
+
 def _with_workspace(ledger: LedgerFile, size: int) -> LedgerFile:
     """Some memory from the beginning to the end."""
     number = max((event[0] for event in ledger.events), default=0) + 1
     owners = {**ledger.owners, "workspace": [*ledger.owners.get("workspace", ()), number]}
     place = next((event[2] for event in ledger.events if len(event) == TAKES), 0)
     return dataclasses.replace(ledger, events=[[number, size, place], *ledger.events], owners=owners)
+
+
+def _with_gradients_kept(ledger: LedgerFile) -> LedgerFile:
+    """Gradients of earlier parts are there from the beginning; what a part adds is taken beside them."""
+    gradients = set(ledger.owners.get("gradients", ()))
+    number = max((event[0] for event in ledger.events), default=0)
+    events: list[list[int]] = []
+    # Where those of this update come: when those of the last are gone. The first has none before it.
+    at: int | None = None
+    for event in ledger.events:
+        is_gradient = event[0] in gradients
+        if at is not None and is_gradient and len(event) == TAKES:
+            number += 1
+            events.insert(at, event)
+            events += [[number, *event[1:]], [number]]
+            at += 1
+            continue
+        events.append(event)
+        if event[0] < 0 or (at is not None and is_gradient):
+            at = len(events)
+    return dataclasses.replace(ledger, events=events)
 
 
 def _copies_of_weights(ledger: LedgerFile) -> set[int]:
@@ -122,7 +147,22 @@ def _copies_of_weights(ledger: LedgerFile) -> set[int]:
     }
 
 
-def _resized(ledger: LedgerFile, numbers: Sequence[int], size: Callable[[int], int]) -> LedgerFile:
+def _taken_in_updates(ledger: LedgerFile) -> set[int]:
+    """What optimizers take while they compute, as large as weights, whatever the batch."""
+    found: set[int] = set()
+    since: set[int] | None = None
+    for event in ledger.events:
+        if event[0] == 0:
+            since = set()
+        elif event[0] < 0:
+            found |= since or set()
+            since = None
+        elif since is not None and len(event) == TAKES:
+            since.add(event[0])
+    return found
+
+
+def _resized(ledger: LedgerFile, numbers: Collection[int], size: Callable[[int], int]) -> LedgerFile:
     chosen = set(numbers)
     events = [
         [event[0], size(event[1]), event[2]] if len(event) == TAKES and event[0] in chosen else event

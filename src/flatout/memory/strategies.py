@@ -7,7 +7,7 @@ sizes, put through the same allocator.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flatout.memory.reworking import (
@@ -49,6 +49,8 @@ class Strategy:
     rework: Rework | None = None
     by_lever: Choice | None = None
     gpus: int = 1
+    # Of one kind, whatever it comes on top of and in however many parts, the first that fits is enough.
+    kind: str = ""
     # Whether it changes the training, and not only its rounding.
     changes_training: bool = False
 
@@ -65,6 +67,9 @@ HALF = Choice(id="block-checkpointing", settings={"share": 0.5})
 ALL = Choice(id="block-checkpointing", settings={"share": 1.0})
 ACTIVATIONS_AWAY = Choice(id="activation-offload", settings={"share": 1.0})
 STATES_AWAY = Choice(id="optimizer-offload")
+
+MICRO_BATCHES = "micro-batches"
+_PARTS = (2, 4, 8, 16)
 
 # What is divided among several, what that costs, and how to have it.
 _SEVERAL_GPUS: tuple[tuple[str, float, Callable[..., LedgerFile], str], ...] = (
@@ -123,16 +128,32 @@ def strategies(ledger: LedgerFile) -> list[Strategy]:
         )
         for base in (AS_WRITTEN, *precision)
     ]
-    for parts in (2, 4, 8, 16):
-        if ledger.batch is None or parts <= ledger.batch:
-            rework = functools.partial(micro_batches, parts=parts)
-            how = "flatout.microbatch: the same gradients, a part at a time"
-            found.append(_on_top(leanest, f"{parts} micro-batches", _SMALLER_BATCHES, rework, how=how))
+    # Blocks computed again save most, but not every job has blocks.
+    bases = (AS_WRITTEN, *precision, checkpoints[-1], *both[-1:])
+    found += [*_in_parts(bases, ledger.batch), *_over_gpus(bases)]
+    return sorted(found, key=lambda one: (one.gpus, one.slowdown, one.changes_training))
+
+
+def _in_parts(bases: Sequence[Strategy], batch: int | None) -> Iterator[Strategy]:
+    """A batch in as few parts as will do."""
+    for parts in _PARTS:
+        if batch is not None and parts > batch:
+            return
+        rework = functools.partial(micro_batches, parts=parts)
+        how = "flatout.microbatch: the same gradients, a part at a time"
+        for base in bases:
+            words = f"{parts} {MICRO_BATCHES}"
+            yield _on_top(base, words, _SMALLER_BATCHES, rework, how=how, kind=MICRO_BATCHES)
+
+
+def _over_gpus(bases: Sequence[Strategy]) -> Iterator[Strategy]:
+    """The job on as few GPUs as will do."""
     for gpus in (2, 4, 8):
         for words, cost, rework_for, how in _SEVERAL_GPUS:
             rework = functools.partial(rework_for, gpus=gpus)
-            found.append(_on_top(leanest, f"{words} over {gpus} GPUs", cost, rework, how=how, gpus=gpus))
-    return sorted(found, key=lambda one: (one.gpus, one.slowdown, one.changes_training))
+            for base in bases:
+                over = f"{words} over {gpus} GPUs"
+                yield _on_top(base, over, cost, rework, how=how, gpus=gpus, kind=words)
 
 
 def _by_levers(words: str, slowdown: float, *levers: Choice) -> Strategy:

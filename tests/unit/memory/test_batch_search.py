@@ -1,6 +1,7 @@
 """The batch size that is as fast as any and leaves room: few trials, sizes that ran, nothing left behind."""
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -264,6 +265,65 @@ def test_a_trial_waits_for_the_device_that_trains(monkeypatch: pytest.MonkeyPatc
     wish = Wish(step=lambda _batch: None, make_batch=lambda _size: None)
     _Meter(wish, torch.device("cuda", 1)).wait()
     assert waited == [torch.device("cuda", 1)]
+
+
+def test_a_data_set_that_is_used_up_is_the_end() -> None:
+    """Samples that are not there are not counted, and nobody asks for more of them twice."""
+    data, asked, longest, job = torch.randn(100, 4), [], [], Job()
+
+    def step(batch: Any) -> Any:
+        time.sleep(0.02)  # so that more is faster
+        return job.step(batch)
+
+    found = flatout.find_batch_size(
+        step,
+        lambda size: asked.append(size) or data[:size],
+        job.model,
+        longest=lambda size: longest.append(size) or data[:size],
+    )
+    assert [one.size for one in found.tried][:4] == [8, 16, 64, 100]
+    assert len([size for size in asked if size > 100]) == 1
+    assert max(longest) == 100
+    assert found.size <= 100
+    assert found.why.endswith("no larger batch than 100 could be filled: `make_batch` gave no more samples")
+
+
+def test_a_first_size_that_the_data_set_cannot_fill() -> None:
+    data, job = torch.randn(5, 4), Job()
+    found = flatout.find_batch_size(job.step, lambda size: data[:size], job.model, first=64)
+    assert [one.size for one in found.tried] == [5]
+    assert "no larger batch than 5 could be filled" in found.why
+
+
+def test_a_data_set_that_is_used_up_and_too_large_is_halved_from_its_own_size() -> None:
+    data, job = torch.randn(40, 4), Job(most=12)
+    found = flatout.find_batch_size(job.step, lambda size: data[:size], job.model, first=64)
+    assert [one.size for one in found.tried][:3] == [40, 20, 10]
+    assert found.size <= 12
+
+
+def test_what_comes_first_in_a_batch_need_not_be_its_samples() -> None:
+    """Sequences that lie across each other begin with their length, whatever the number of samples."""
+    job = Job()
+    found = flatout.find_batch_size(
+        lambda batch: job.step(batch[0]), lambda size: torch.randn(2, size, 4), job.model, first=4, most=16
+    )
+    assert "could be filled" not in found.why
+    assert [one.size for one in found.tried][:2] == [4, 8]
+
+
+def test_the_fewest_samples_of_any_rank_are_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one has 40 of 64, another one 30."""
+    data, job = torch.randn(40, 4), Job()
+    others = [0, 0, 34, 0, -1]
+
+    def largest(_self: Any, values: list[int]) -> list[int]:
+        return [max(pair) for pair in zip(values, others, strict=True)]
+
+    monkeypatch.setattr("flatout.memory.batch_trials.Ranks.largest", largest)
+    found = flatout.find_batch_size(job.step, lambda size: data[:size], job.model, first=64)
+    assert found.tried[0].size == 30
+    assert "no larger batch than 30" in found.why
 
 
 def test_each_trial_takes_two_steps_or_more_and_one_of_the_longest() -> None:

@@ -67,6 +67,20 @@ recurrent = torch.nn.LSTM(8, 8).cuda()
 recurrent(torch.randn(4, 2, 8, device="cuda"))[0].sum().backward()
 said["updates"] = ledger._updates
 
+
+# An update whose step is computed within it.
+def whole_step():
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+
+torch.optim.AdamW(model.parameters()).step(whole_step)
+begins = max(number for number, event in enumerate(ledger._events) if event == [0])
+places = list(ledger._places)
+during = {places[event[2]][2] for event in ledger._events[begins:] if len(event) == 3}
+said["in an update"] = [sorted(during), ledger._updates]
+
 # What scripts ask of torch.cuda and torch.accelerator.
 gpu = torch.cuda.get_device_properties(0)
 said["properties"] = [gpu.major, gpu.total_memory > 1 << 30, gpu.multi_processor_count > 1]
@@ -127,6 +141,13 @@ def test_what_is_made_where_another_tensor_lies_is_counted(said: dict[str, Any])
 
 def test_a_script_that_asks_for_devices_all_the_way_trains(said: dict[str, Any]) -> None:
     assert said["updates"] == 2
+
+
+def test_an_optimizer_takes_what_comes_after_the_step_that_it_has_computed(said: dict[str, Any]) -> None:
+    during, updates = said["in an update"]
+    assert updates == 3
+    assert any("foreach" in operator for operator in during)
+    assert not any("mm" in operator for operator in during)
 
 
 def test_whether_segments_grow_is_what_the_environment_or_the_script_says(said: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ class Ledger:
     def __init__(self, torch: Any, folder: Path) -> None:
         self._torch = torch
         self._path = folder / LEDGER_FILE
-        # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
+        # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between;
+        # [0] where an optimizer sets about the next one.
         self._events: list[list[int]] = []
         self._files = Files(torch)
         # The script's own line, the calls on the way there and on, and the operator that ran.
@@ -33,6 +34,7 @@ class Ledger:
         self._ends: dict[int, weakref.finalize[..., Any]] = {}
         self._count = 0
         self._updates = 0
+        self._is_updating = False
         # By category, the numbers that belong to it.
         self._owners: dict[str, list[int]] = {}
         # What depends on values, which an imagined device does not have: by kind, where and how often.
@@ -104,6 +106,16 @@ class Ledger:
         found = self.guessed.setdefault(what, {})
         found[where] = found.get(where, 0) + 1
 
+    def begin_update(self) -> None:
+        """From here on, what is taken is the optimizer's."""
+        self._is_updating = True
+        self._events.append([0])
+
+    def end_backward(self) -> None:
+        """An optimizer may have the whole step computed by a closure: its own work begins after that."""
+        if self._is_updating:
+            self.begin_update()
+
     def update(self, optimizer: Any) -> None:
         """An optimizer has made an update: who holds what now?"""
         for group in optimizer.param_groups:
@@ -112,6 +124,7 @@ class Ledger:
                 self._own("gradients", parameter.grad)
                 for value in optimizer.state.get(parameter, {}).values():
                     self._own("optimizer", value)
+        self._is_updating = False
         self._updates += 1
         self._events.append([-self._updates])
         self.write()

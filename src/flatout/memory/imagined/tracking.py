@@ -11,11 +11,10 @@ from flatout.memory.imagined.scratch import scratch_of
 # the thread in which gradients are computed. With a bias it is another library that is asked, with its own.
 _WORKSPACE_BYTES = 32 << 20
 _WORKSPACE_WITH_BIAS_BYTES = 1 << 20
-_PRODUCTS = (
-    *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"),
-    *("aten::linear", "aten::matmul"),  # whole, where nothing is kept for a way back
-)
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 _WITH_BIAS = ("aten::addmm",)
+# All numbers here are alike; and whoever repeats a thing until it changes nothing must come to an end.
+_COMPARISONS = ("aten::equal", "aten::allclose")
 # Holders of a storage and of a tensor that autograd alone keeps, while we look at it.
 _OURS_AND_ONE, _NAMES_AND_ONE = 2, 4
 
@@ -53,10 +52,16 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int], inside: list[int]) ->
                 inside[0] -= 1
 
         def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            if _is_whole(torch, func):
+                with self:  # for what it is made of
+                    return _in_parts(torch, func, args, kwargs)
             name = func.name().partition(".")[0]
             if name == "aten::_local_scalar_dense":
                 ledger.guess("item")
                 return _answer(torch, args[0].dtype)
+            if name in _COMPARISONS:
+                ledger.guess("item")
+                return name != "aten::equal" or args[0].shape == args[1].shape
             on_device = wanted[0] > 0 or (
                 wanted[0] == 0 and any(ledger.has(one) for one in storages((args, kwargs)))
             )
@@ -98,6 +103,18 @@ def tracker(torch: Any, ledger: Ledger, wanted: list[int], inside: list[int]) ->
                 ledger.workspace(size, name)
 
     return Tracker()
+
+
+def _is_whole(torch: Any, func: Any) -> bool:
+    """Whether others make up this operator: without autograd, as in inference mode, nobody took it apart."""
+    name, composite = func.name(), torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
+    is_known = torch._C._dispatch_has_kernel(name)  # noqa: SLF001 - questions about a tensor are not
+    return bool(is_known and torch._C._dispatch_has_kernel_for_dispatch_key(name, composite))  # noqa: SLF001
+
+
+def _in_parts(torch: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As autograd does it."""
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # noqa: SLF001
 
 
 def _adds_in_place(torch: Any, func: Any, args: Any) -> bool:
