@@ -12,7 +12,8 @@ from flatout.records.session import LEDGER_FILE
 class LedgerFile:
     """What a script asked of the device, in order."""
 
-    # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between.
+    # [number, bytes, place] where memory is taken, [number] where it is given back, [-updates] between; [0]
+    # where an optimizer sets about an update.
     events: list[list[int]]
     # File, line, function, and the operator that ran there; more than once where several ways lead there.
     places: list[tuple[str, int, str, str]]

@@ -28,7 +28,7 @@ def draw_fit(fit: Fit, console: Console) -> None:
     if fit.where is not None:
         console.print(line(f"the peak is reached at {inert(fit.where)}"))
     console.print()
-    _draw_timeline(fit.timeline, console)
+    _draw_timeline(fit.timeline, fit.updates, console)
     _draw_parts(fit, console)
     _draw_lines(fit, console)
     _draw_options(fit.options, console)
@@ -88,7 +88,7 @@ def draw_models(rows: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(line("no GPU was used; ? is too close to say", "dim"))
 
 
-def _draw_timeline(timeline: Sequence[MemoryAt], console: Console) -> None:
+def _draw_timeline(timeline: Sequence[MemoryAt], updates: int, console: Console) -> None:
     """What is allocated, from the first request to the last."""
     if not timeline:
         return
@@ -102,7 +102,7 @@ def _draw_timeline(timeline: Sequence[MemoryAt], console: Console) -> None:
         filled = (round(8 * (height / top * _HEIGHT - (row - 1))) for height in heights)
         bars = "".join(_EIGHTHS[min(8, max(0, part))] for part in filled)
         console.print(line(f"{bars}  {memory_size(top)}" if row == _HEIGHT else bars, "cyan"))
-    console.print(line("from the start to the end of the third update", "dim"))
+    console.print(line(f"from the start to the end of update {updates}", "dim"))
     console.print()
 
 
