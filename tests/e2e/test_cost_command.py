@@ -36,6 +36,14 @@ def test_all_jobs_are_summed(flatout: Run, tmp_path: Path) -> None:
     assert found["usd"] == sum(run["cost"]["usd"] for run in found["runs"])
 
 
+def test_one_damaged_account_leaves_the_others(flatout: Run, tmp_path: Path) -> None:
+    folder_with(tmp_path, JOB)
+    (folder_with(tmp_path, JOB).path / "live.json").write_text("{")
+    done = flatout("cost", "--all", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gpu_hours"] == 2.0
+
+
 def test_mistakes_are_told(flatout: Run, tmp_path: Path) -> None:
     nothing = flatout("cost", cwd=tmp_path)
     assert nothing.returncode == 2

@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,29 @@ def test_a_file_for_node_exporter_once(flatout: Run, tmp_path: Path) -> None:
     assert "flatout_node_info" in (folder / "flatout.prom").read_text()
     document = json.loads(flatout("export", "--once", "--json", "--textfile", str(folder)).stdout)
     assert "flatout_node_devices" in {metric["name"] for metric in document["metrics"]}
+
+
+def test_one_push_prints_its_document_where_that_was_asked_for(flatout: Run) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    came: list[int] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quietly."""
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        words = ("export", "--once", "--otlp", f"http://127.0.0.1:{server.server_port}/v1/metrics")
+        plain, document = flatout(*words), flatout(*words, "--json")
+        server.shutdown()
+    assert (plain.returncode, plain.stdout) == (0, ""), plain.stderr
+    assert json.loads(document.stdout)["schema"] == "flatout.export/1", document.stderr
+    assert len(came) == 2
 
 
 def test_a_folder_for_node_exporter_that_is_not_there_is_refused_and_not_made(

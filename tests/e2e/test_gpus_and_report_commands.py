@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from flatout.records.runs import RunFolder
 from tests.e2e.conftest import Run
 
 
@@ -64,6 +65,15 @@ def test_a_doctor_report_is_saved_listed_and_read_on_another_machine(flatout: Ru
     document = json.loads(flatout("report", str(elsewhere), "--json").stdout)
     assert document["run"]["command"] == "doctor"
     assert document["documents"]["doctor"]["schema"] == "flatout.doctor/1"
+
+
+def test_a_run_that_was_killed_is_read_as_that(flatout: Run, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / ".flatout", command="run", arguments=("train.py",))
+    name = folder.manifest.id
+    assert flatout("report", name).stdout.splitlines()[0].endswith(" died")
+    assert json.loads(flatout("report", name, "--json").stdout)["run"]["status"] == "died"
+    with folder.writing():
+        assert json.loads(flatout("report", name, "--json").stdout)["run"]["status"] == "running"
 
 
 def test_listing_where_there_is_nothing_leaves_nothing_behind(flatout: Run, tmp_path: Path) -> None:

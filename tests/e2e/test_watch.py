@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -23,7 +24,14 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
 class Terminal:
     """A pseudo-terminal with a program in it."""
 
-    def __init__(self, *words: str, columns: int = 80, lines: int = 24, **environment: str) -> None:
+    def __init__(
+        self,
+        *words: str,
+        columns: int = 80,
+        lines: int = 24,
+        errors: IO[bytes] | None = None,
+        **environment: str,
+    ) -> None:
         self.master, worker = pty.openpty()
         termios.tcsetwinsize(worker, (lines, columns))
         self.worker = worker
@@ -34,7 +42,7 @@ class Terminal:
             [*FLATOUT, *words],
             stdin=worker,
             stdout=worker,
-            stderr=worker,
+            stderr=errors or worker,
             env={**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
             start_new_session=True,
         )
@@ -132,6 +140,18 @@ def test_once_in_a_pipe_is_text_and_nothing_else() -> None:
         assert done.stderr == ""
         assert "no GPU can be seen here" in done.stdout
         assert "\x1b" not in done.stdout
+
+
+def test_with_errors_in_a_file_the_terminal_gets_one_look_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "errors"
+    with path.open("wb") as errors:
+        terminal = Terminal("watch", errors=errors)
+    try:
+        assert terminal.ended() == 0
+        assert b"no GPU can be seen here" in terminal.text
+        assert b"\x1b[?1049h" not in terminal.text + path.read_bytes()
+    finally:
+        terminal.close()
 
 
 def test_json_once_is_one_document() -> None:

@@ -138,6 +138,12 @@ def _request(
                 expected="a .flatout folder, as `flatout run` leaves it where a job was started",
                 remedy=f"ls -d {shlex.quote(str(folder.parent / '.flatout'))}",
             )
+    if textfile is not None and not textfile.is_dir():
+        raise CallerMistake(
+            f"--textfile {textfile} is not there",
+            expected="the folder that node_exporter reads: its --collector.textfile.directory",
+            remedy=f"mkdir -p {shlex.quote(str(textfile))}   # or check the path",
+        )
     # Who asks for another way does not get a port beside it, unless that is asked for, too.
     served = listen or (None if textfile or otlp else DEFAULT_LISTEN)
     return ExportRequest(
@@ -184,16 +190,16 @@ def _export(output: Output, request: "ExportRequest", *, once: bool) -> None:
                 # Some figures are of the time between two samples.
                 sampler.wait_until_complete(FIRST_LOOK_S, samples=2)
             run_once(request, exporter)
-            if request.textfile is None and not request.otlp_url:
-                _print_once(output, exporter)
+            _print_once(output, exporter, kept=request.textfile is not None or bool(request.otlp_url))
             return
         run_export(request, exporter, on_ready=say, on_trouble=output.notice)
 
 
-def _print_once(output: Output, exporter: "Exporter") -> None:
+def _print_once(output: Output, exporter: "Exporter", *, kept: bool) -> None:
+    """Programs get their document always; people, where the metrics went nowhere else."""
     from flatout.monitor.export.exporter import as_record
 
     if output.as_json:
         output.document("export", 1, as_record(exporter.collect()))
-    else:
+    elif not kept:
         click.echo(exporter.answer("plain").decode(), nl=False)

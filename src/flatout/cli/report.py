@@ -1,5 +1,6 @@
 """`flatout report`."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def command(output: Output, run: str | None, folder: Path) -> None:
     from flatout.records.check import CheckReport
     from flatout.records.errors import CallerMistake
     from flatout.records.fit import Fit
-    from flatout.records.index import RunIndex
+    from flatout.records.index import RunIndex, status_of
     from flatout.records.limits import Limits
     from flatout.records.machine import DoctorReport
     from flatout.records.profile import Profile
@@ -71,11 +72,13 @@ def command(output: Output, run: str | None, folder: Path) -> None:
             draw_runs(entries, output.console(), folder=str(folder))
         return
     found = find_run(folder, run)
+    status = status_of(found)
     if output.as_json:
-        output.document("report", 1, {"run": found.manifest, "documents": found.plain_documents()})
+        manifest = {**dataclasses.asdict(found.manifest), "status": status}
+        output.document("report", 1, {"run": manifest, "documents": found.plain_documents()})
         return
     console = output.console()
-    draw_run_header(found.manifest, console)
+    draw_run_header(found.manifest, status, console)
     drawers: dict[str, tuple[Any, Callable[[Any, Any], None]]] = {
         "doctor": (DoctorReport, lambda report, to: draw_doctor(report, to, problems_only=False)),
         "limits": (Limits, draw_limits),

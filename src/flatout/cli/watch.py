@@ -138,7 +138,7 @@ def command(
     sampler = MachineSampler(
         every_s=min(every, 0.5) if once else every, roots=roots or ((own,) if own.is_dir() else ())
     )
-    alone = not output.as_json and not once and _is_terminal()
+    alone = not output.as_json and not once and _can_show_view()
     if alone:
         _insist_on_textual()
     with contextlib.ExitStack() as held:
@@ -150,7 +150,7 @@ def command(
                 sampler.wait_until_complete(_FIRST_LOOK_S, samples=1 if alone else 2)
         _insist_on_devices(sampler.frame(), devices)
         if alone:
-            _live(sampler, every, devices, recorder, grace if allow_stop else None)
+            _live(output, sampler, every, devices, recorder, grace if allow_stop else None)
         elif once or not (output.as_json or recorder):
             _show_once(output, sampler.frame(), devices, recorder)
         else:
@@ -160,6 +160,11 @@ def command(
 
 def _is_terminal() -> bool:
     return sys.stdout.isatty() and sys.stdin.isatty()
+
+
+def _can_show_view() -> bool:
+    # Textual draws on standard error; where that goes into a file, the terminal would stay empty.
+    return _is_terminal() and sys.stderr is not None and sys.stderr.isatty()
 
 
 def _refuse_together(record: Path | None, allow_stop: bool) -> None:
@@ -202,6 +207,7 @@ def _insist_on_devices(frame: "Frame", wanted: "Sequence[str]") -> None:
 
 
 def _live(
+    output: Output,
     sampler: "MachineSampler",
     every: float,
     devices: "Sequence[str]",
@@ -220,14 +226,18 @@ def _live(
         stop_job=None if grace_s is None else lambda row, tell: stop_shown_job(row, grace_s, tell),
         on_frame=recorder.add if recorder else lambda _frame: None,
     )
-    _run(app)
+    _run(app, output)
 
 
-def _run(app: "WatchApp") -> None:
+def _run(app: "WatchApp", output: Output) -> None:
     """Run a view to its end; a signal that ended it has its effect once the terminal is as it was."""
     app.run()
-    if app.ended_by is not None:
-        os.kill(os.getpid(), app.ended_by)
+    if app.ended_by is None:
+        app.endings.go_on(output.notice)
+        return
+    for row in app.endings.under_way():
+        output.notice(f"{row.name} was asked to end, and nobody waits for it: flatout stop {row.pid}")
+    os.kill(os.getpid(), app.ended_by)
 
 
 def _replay(output: Output, path: Path, every: float, devices: "Sequence[str]", once: bool) -> None:
@@ -238,21 +248,21 @@ def _replay(output: Output, path: Path, every: float, devices: "Sequence[str]", 
     if recording.unreadable:
         output.notice(f"{recording.unreadable} lines of {path} cannot be read and are left out")
     with contextlib.closing(recording):
-        if output.as_json or once or not _is_terminal():
+        if output.as_json or once or not _can_show_view():
             last = recording[len(recording) - 1]
             _insist_on_devices(last, devices)
             _show_once(output, last, devices, None)
             return
         _insist_on_textual()
-        _show_recording(Replay(recording), every, devices)
+        _show_recording(output, Replay(recording), every, devices)
 
 
-def _show_recording(replay: "Replay", every: float, devices: "Sequence[str]") -> None:
+def _show_recording(output: Output, replay: "Replay", every: float, devices: "Sequence[str]") -> None:
     from flatout.monitor.view.app import WatchApp
     from flatout.monitor.view.marks import marks_for
 
     app = WatchApp(replay, every_s=every, marks=marks_for(os.environ), devices=devices)
-    _run(app)
+    _run(app, output)
 
 
 def _show_once(output: Output, frame: "Frame", devices: "Sequence[str]", recorder: "Recorder | None") -> None:

@@ -1,5 +1,6 @@
 """Hooks of ours in other people's trainers: what goes wrong in one is told once, and reaches nobody."""
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -10,7 +11,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def tell(text: str) -> None:
     """A line for whoever reads the training's output."""
-    sys.stderr.write(f"flatout: {text}\n")
+    # It may be closed, full, or not there at all (pythonw, some notebooks): training goes on all the same.
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"flatout: {text}\n")
 
 
 def guarded(hook: F) -> F:

@@ -14,6 +14,7 @@ from typing import IO, Self
 
 import msgspec
 
+from flatout.monitor.packed import beginning_of, mend, unpacked
 from flatout.records.codec import document, schema_name
 from flatout.records.errors import CallerMistake, CannotWrite, CorruptFile, EnvironmentProblem, ForeignVersion
 from flatout.records.watching import FRAME_KIND, FRAME_VERSION, Frame
@@ -22,10 +23,7 @@ MOST_BYTES = 256 << 20
 # A compressed recording is unpacked to be read; more than this is no recording of ours.
 _UNPACKED_MOST_BYTES = 8 << 30
 _COMPRESSED = ".gz"
-# How zlib calls what gzip writes.
-_GZIP = 31
 _PIECE = 1 << 20
-_GZIP_BEGINNING = b"\x1f\x8b"
 _BEGINNING = f'{{"schema":"flatout.{FRAME_KIND}/'.encode()
 # Thousands of GPUs with all their processes take less; what is longer is no frame, and is not kept in memory.
 _LINE_MOST_BYTES = 64 << 20
@@ -50,6 +48,7 @@ class Recorder:
         self._is_plain = False
         for part in (aside(path), path):
             _refuse_another(part)
+        self._mend()
         self._open()
 
     def __enter__(self) -> Self:
@@ -84,6 +83,20 @@ class Recorder:
                 self._raw.close()
         self._file = self._raw = None
 
+    def _mend(self) -> None:
+        """What a killed recorder left in the middle of a line ends there: frames to come begin a new one."""
+        if not self._path.is_file():
+            return
+        try:
+            if self._path.suffix == _COMPRESSED:
+                mend(self._path)
+            else:
+                _end_line(self._path)
+        except OSError as error:
+            raise CannotWrite(
+                self._path, error, remedy="name another file; this one cannot be added to"
+            ) from error
+
     def _open(self) -> None:
         try:
             # A recording of before is added to.
@@ -104,16 +117,25 @@ def _refuse_another(path: Path) -> None:
         return
     try:
         with path.open("rb") as file:
-            beginning = file.read(len(_BEGINNING))
+            size = len(_BEGINNING)
+            beginning = beginning_of(file, size) if path.suffix == _COMPRESSED else file.read(size)
     except OSError:
         return  # whoever writes to it will hear why not
-    ours = _GZIP_BEGINNING if path.suffix == _COMPRESSED else _BEGINNING
-    if beginning and not beginning.startswith(ours):
+    except zlib.error:
+        beginning = None
+    # Less than a whole one is what a recorder leaves that is killed at once.
+    if beginning is None or not _BEGINNING.startswith(beginning):
         raise CallerMistake(
             f"{path} is there, and is no recording",
             expected="a file of `flatout watch --record` to add to, or a new one",
             remedy=f"--record {path.name}.watch.jsonl",
         )
+
+
+def _end_line(path: Path) -> None:
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def aside(path: Path) -> Path:
@@ -159,9 +181,13 @@ class Recording:
         if len(parts) == 1 and parts[0].suffix != _COMPRESSED:
             return parts[0].open("rb")
         whole = tempfile.TemporaryFile(prefix="flatout-replay-")  # noqa: SIM115 - closed by close()
+        last = b""
         for part in parts:
+            if last not in (b"", b"\n"):  # the part before was left in the middle of a line
+                whole.write(b"\n")
             for piece in _pieces(part):
                 whole.write(piece)
+                last = piece[-1:] or last
                 if whole.tell() > most_bytes:
                     whole.close()
                     raise CorruptFile(part, f"it unpacks to more than {most_bytes >> 20} MiB", remedy=_REMEDY)
@@ -188,20 +214,12 @@ class Recording:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """What a file holds, unpacked, a piece at a time; without what a killed recorder did not finish."""
+    """What a file holds, unpacked, a piece at a time."""
     with path.open("rb") as file:
-        if path.suffix != _COMPRESSED:
+        if path.suffix == _COMPRESSED:
+            yield from unpacked(file)
+        else:
             yield from iter(lambda: file.read(_PIECE), b"")
-            return
-        unpacking, packed = zlib.decompressobj(_GZIP), b""
-        while packed := packed or file.read(_PIECE):
-            try:
-                yield unpacking.decompress(packed, _PIECE)
-            except zlib.error:
-                return
-            packed = unpacking.unconsumed_tail
-            if unpacking.eof:  # each start of a recorder adds a member
-                unpacking, packed = zlib.decompressobj(_GZIP), unpacking.unused_data
 
 
 def _is_frame(text: bytes) -> bool:

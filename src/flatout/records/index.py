@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 INDEX_VERSION = 1
 FILE = "index.sqlite"
+# Of a run that was killed.
+DIED = "died"
 _BUSY_TIMEOUT_S = 5.0
 _CREATE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -147,13 +149,13 @@ class RunIndex:
 
 
 def status_of(run: RunFolder) -> str:
-    """As its manifest has it, or "died": "running" without its lock, it was killed before it could say so.
+    """As its manifest has it, or DIED: "running" without its lock, it was killed before it could say so.
 
     On a disk on which nobody can tell whether the lock is held, it is as the manifest has it.
     """
     here = run.manifest.host == platform.node()
     died = here and run.manifest.status == "running" and is_locked(run.path) is False
-    return "died" if died else run.manifest.status
+    return DIED if died else run.manifest.status
 
 
 def _is_damage(error: Exception) -> bool:

@@ -2,18 +2,29 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from flatout.records.processes import HeldDevice, Holder, JobHere, JobProcess, ProcessesHere
 from flatout.records.words import age, memory_size
-from flatout.report.plain import inert, is_narrow, line
+from flatout.report.plain import is_narrow, line
 
 _STYLES = {"running": "green", "idle": "", "orphan": "red", "zombie": "red", "unknown": "yellow"}
 # Less than this a driver keeps for itself.
 _MUCH_BYTES = 1 << 30
 _TOGETHER = ("loader worker", "compile worker", "worker")
+# Of a process on a GPU, before its job.
+_FIGURES: dict[str, JustifyMethod] = {
+    "  pid": "left",
+    "user": "left",
+    "memory": "right",
+    "age": "right",
+    "state": "left",
+}
+_USER_AT_MOST = 12
+_GAP = 2
 
 
 def draw_ps(found: ProcessesHere, console: Console, *, everything: bool) -> None:
@@ -46,7 +57,7 @@ def _draw_device(device: HeldDevice, console: Console) -> None:
                 line(f"  {holder.pid} {_memory(holder.memory_bytes)} {holder.state} {holder.job or ''}")
             )
     else:
-        console.print(_holders(device.processes))
+        console.print(_holders(device.processes, console.width))
     for holder in device.processes or ():
         if holder.state in ("unknown", "zombie"):
             console.print(line(f"  {holder.pid}: {holder.state_reason}", "yellow"))
@@ -67,27 +78,40 @@ def _room(device: HeldDevice) -> str:
     return f"{memory_size(device.memory_used_bytes)} {f'of {memory_size(total)} ' if total else ''}in use"
 
 
-def _holders(holders: Sequence[Holder]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("  pid", no_wrap=True)
-    table.add_column("user", no_wrap=True, overflow="ellipsis", max_width=12)
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("job", overflow="ellipsis", no_wrap=True)
-    for holder in holders:
-        job = holder.job or "(not known)"
-        if holder.job_pid not in (None, holder.pid):
-            job += f" [{holder.job_pid}]"
-        table.add_row(
-            f"  {holder.pid}",
-            inert(holder.user or "?"),
-            _memory(holder.memory_bytes),
-            age(holder.age_s) if holder.age_s is not None else "?",
-            Text(holder.state, style=_STYLES[holder.state]),
-            inert(job),
-        )
+def _holders(holders: Sequence[Holder], width: int) -> Table:
+    rows = [_figures(holder) for holder in holders]
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    room = width
+    # What tells one process from another is never shortened: its job has what is left.
+    for place, (heading, side) in enumerate(_FIGURES.items()):
+        longest = max(cell_len(text) for text in (heading, *(row[place].plain for row in rows)))
+        table.add_column(heading, justify=side, no_wrap=True, min_width=longest, max_width=longest)
+        room -= longest + _GAP
+    table.add_column("job", no_wrap=True)
+    for holder, row in zip(holders, rows, strict=True):
+        table.add_row(*row, _job(holder, room))
     return table
+
+
+def _figures(holder: Holder) -> tuple[Text, ...]:
+    """In the order of _FIGURES."""
+    user = line(holder.user or "?")
+    user.truncate(_USER_AT_MOST, overflow="ellipsis")
+    return (
+        line(f"  {holder.pid}"),
+        user,
+        line(_memory(holder.memory_bytes)),
+        line(age(holder.age_s) if holder.age_s is not None else "?"),
+        Text(holder.state, style=_STYLES[holder.state]),
+    )
+
+
+def _job(holder: Holder, room: int) -> Text:
+    """Its name, shortened to the room, and its first process where that is another one."""
+    first = f" [{holder.job_pid}]" if holder.job_pid not in (None, holder.pid) else ""
+    name = line(holder.job or "(not known)")
+    name.truncate(max(1, room - len(first)), overflow="ellipsis")
+    return name.append(first)
 
 
 def _draw_job(job: JobHere, console: Console, *, everything: bool) -> None:

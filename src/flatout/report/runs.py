@@ -28,12 +28,10 @@ def draw_runs(entries: Sequence[RunEntry], console: Console, *, folder: str) -> 
     console.print(table)
 
 
-def draw_run_header(manifest: RunManifest, console: Console) -> None:
-    """Whose figures these are: they may be of another machine and another day."""
+def draw_run_header(manifest: RunManifest, status: str, console: Console) -> None:
+    """Whose figures these are: they may be of another machine and another day. `status` is as of now."""
     when = manifest.created_at.strftime("%Y-%m-%d %H:%M UTC")
-    console.print(
-        line(f"{manifest.id}: {manifest.command} on {manifest.host}, {when}, {manifest.status}", "bold")
-    )
+    console.print(line(f"{manifest.id}: {manifest.command} on {manifest.host}, {when}, {status}", "bold"))
     for text in manifest.problem.splitlines():
         console.print(line(inert(text)))
     console.print()

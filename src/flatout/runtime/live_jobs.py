@@ -60,7 +60,7 @@ def _read(path: Path, found: dict[Path, LiveJob], now_unix_s: float, notice: Cal
             return
         data = path.read_bytes()
         job = decode(data, path, LIVE_KIND, LIVE_VERSION, LiveJob, remedy=_REMEDY)
-        told = _as_of_now(job, path.parent, now_unix_s)
+        told = as_of_now(job, path.parent, now_unix_s)
     except FileNotFoundError:
         return  # not written yet, or deleted meanwhile
     except FlatoutError as error:
@@ -68,16 +68,14 @@ def _read(path: Path, found: dict[Path, LiveJob], now_unix_s: float, notice: Cal
     except (OSError, ValueError, psutil.Error) as error:
         notice(f"left out: {path} cannot be read ({error})")
     else:
-        if told is not None:
+        if told.state != "ended" or now_unix_s - told.written_at_unix_s <= ENDED_FOR_S:
             found[key] = told
 
 
-def _as_of_now(job: LiveJob, folder: Path, now_unix_s: float) -> LiveJob | None:
-    """The job as it can be told now; None where it has been over for long."""
+def as_of_now(job: LiveJob, folder: Path, now_unix_s: float) -> LiveJob:
+    """The job as it can be told now: "stalled", with the reason, where its writer is gone or silent."""
     silent_s = now_unix_s - job.written_at_unix_s
-    if job.state == "ended":
-        return job if silent_s <= ENDED_FOR_S else None
-    if silent_s <= _FRESH_S:
+    if job.state == "ended" or silent_s <= _FRESH_S:
         return job
     # A run folder is locked for as long as its `flatout run` lives; processes of other machines are not ours
     # to see, nor always those of other containers.

@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from flatout.analyze.steps import read_ranks
+from flatout.records.codec import encode
 from flatout.records.errors import EnvironmentProblem
 from flatout.records.session import NOTES_FILE, Order
 from flatout.records.trial import Outcome, Shield, Trial
@@ -93,7 +92,7 @@ def run_trial(
                 expected="a kernel that allows overlays in user namespaces, or redirected writes",
                 remedy="flatout doctor   # and run it in a container or as another user",
             )
-        (folder / TRIAL_FILE).write_bytes(msgspec.json.encode(trial))
+        (folder / TRIAL_FILE).write_bytes(encode("trial", 1, trial))
         return trial
     finally:
         remove_folder(scratch)

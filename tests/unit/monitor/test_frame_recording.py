@@ -181,3 +181,83 @@ def test_a_jump_back_draws_the_curve_that_was_there_then(tmp_path: Path) -> None
     replay.jump(-50)
     assert replay.place == 0
     recording.close()
+
+
+def killed_after(path: Path, seconds: range, *, lost: int) -> None:
+    """A recorder that writes these frames, and is killed before its last bytes come to the disk."""
+    with Recorder(path) as recorder:
+        for second in seconds:
+            recorder.add(frame(float(second)))
+    path.write_bytes(path.read_bytes()[:-lost])
+
+
+def seconds_in(path: Path) -> tuple[list[int], int]:
+    recording = Recording(path)
+    found = [round(recording[number].taken_at_unix_s - NOW) for number in range(len(recording))]
+    recording.close()
+    return found, recording.unreadable
+
+
+@pytest.mark.parametrize("lost", [1, 8, 9, 40, 150])
+@pytest.mark.parametrize("name", ["watch.jsonl", "watch.jsonl.gz"])
+def test_a_recorder_that_starts_after_a_killed_one_adds_to_what_can_be_read(
+    tmp_path: Path, name: str, lost: int
+) -> None:
+    path = tmp_path / name
+    killed_after(path, range(30), lost=lost)
+    survived, _ = seconds_in(path)
+    killed_after(path, range(100, 130), lost=lost)
+    with Recorder(path) as recorder:
+        recorder.add(frame(200.0))
+    found, unreadable = seconds_in(path)
+    assert found[: len(survived)] == survived == list(range(len(survived)))
+    assert len(survived) >= 20
+    again = [second - 100 for second in found if 100 <= second < 130]
+    assert again == list(range(len(again)))
+    assert len(again) >= 20
+    assert found[-1] == 200
+    # Lines that were begun are counted; where only the end of a line or of the member is missing, none was.
+    assert unreadable == (2 if len(survived) < 30 else 0)
+    if name.endswith(".gz"):
+        assert gzip.decompress(path.read_bytes()).count(b"\n") == len(found) + unreadable, "as others read it"
+
+
+@pytest.mark.parametrize("lost", [9, 40, 150, 700])
+def test_frames_behind_an_unfinished_member_are_found_and_the_gap_is_counted(
+    tmp_path: Path, lost: int
+) -> None:
+    first, second = tmp_path / "first.gz", tmp_path / "second.gz"
+    for path, begin in ((first, 0), (second, 100)):
+        with Recorder(path) as recorder:
+            for at in range(begin, begin + 30):
+                recorder.add(frame(float(at)))
+    whole = tmp_path / "watch.jsonl.gz"
+    whole.write_bytes(first.read_bytes()[:-lost] + second.read_bytes())
+    found, unreadable = seconds_in(whole)
+    assert [one for one in found if one < 100] == list(range(len(found) - 30))
+    assert len(found) > 30
+    assert found[-30:] == list(range(100, 130))
+    assert unreadable >= 1
+    # And what is added to it makes one file of it that every tool reads.
+    with Recorder(whole) as recorder:
+        recorder.add(frame(200.0))
+    assert seconds_in(whole) == ([*found, 200], unreadable)
+    assert b'"power_draw_mw":200000' in gzip.decompress(whole.read_bytes())
+
+
+def test_damage_in_the_middle_costs_the_rest_of_its_member_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl.gz"
+    sizes = [0]
+    for begin in (0, 100, 200):
+        with Recorder(path) as recorder:
+            for at in range(begin, begin + 30):
+                recorder.add(frame(float(at)))
+        sizes.append(path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[sizes[2] - 60 : sizes[2] - 52] = b"\xff" * 8
+    path.write_bytes(bytes(data))
+    found, unreadable = seconds_in(path)
+    assert found[:30] == list(range(30))
+    assert found[-30:] == list(range(200, 230))
+    assert len(found) > 60
+    assert unreadable >= 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from flatout.monitor.sinks.outbox import Outbox, close_all
+from flatout.monitor.sinks.protocol import WENT_WELL, Ending, ending_of
 from flatout.records.points import Point
 from tests.detached import until
 
@@ -21,6 +22,7 @@ class Kept:
     def __init__(self, may_go_on: threading.Event | None = None) -> None:
         self.points: list[Point] = []
         self.closed = 0
+        self.ending: Ending | None = None
         self.entered = threading.Event()
         self._may_go_on = may_go_on
 
@@ -30,8 +32,9 @@ class Kept:
             self._may_go_on.wait()
         self.points += points
 
-    def close(self) -> None:
+    def close(self, ending: Ending = WENT_WELL, /) -> None:
         self.closed += 1
+        self.ending = ending
 
     def steps(self) -> list[int]:
         return [point.step for point in self.points]
@@ -68,6 +71,20 @@ def test_everything_arrives_in_order_and_the_sink_is_closed_once(said: list[str]
     assert box.close(_PATIENCE_S)
     assert sink.steps() == list(range(2000))
     assert (box.delivered, box.dropped, sink.closed, said) == (2000, 0, 1, [])
+
+
+def test_a_sink_is_told_how_the_job_ended(said: list[str]) -> None:
+    for exit_code, signal, ending in (
+        (0, None, Ending()),
+        (3, None, Ending(3)),
+        (None, 9, Ending(137, was_killed=True)),
+        (None, None, Ending(143, was_killed=True)),
+    ):
+        sink = Kept()
+        box = Outbox("kept", lambda sink=sink: sink, said.append)  # type: ignore[misc]
+        box.put(point(1))
+        close_all([box], _PATIENCE_S, ending_of(exit_code, signal))
+        assert sink.ending == ending
 
 
 def test_a_sink_that_blocks_for_ever_holds_nobody_up(said: list[str], may_go_on: threading.Event) -> None:

@@ -36,6 +36,14 @@ sink.write(points[2:])
 sink.close()
 """
 
+_END = """
+import sys
+from flatout.monitor.sinks.catalogue import target
+from flatout.monitor.sinks.protocol import About, ending_of
+code, signal = (int(word) if word else None for word in sys.argv[3:5])
+target(sys.argv[1], sys.argv[2]).open(About()).close(ending_of(code, signal))
+"""
+
 _READ_TENSORBOARD = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -127,6 +135,39 @@ def test_mlflow_keeps_the_history_of_every_metric(place: Path, store: str) -> No
     assert found["accuracy _ 5 _"] == [[5, 0.5, 1700000003.0]]
     assert found["big"][0][1] > 1e300
     assert found["flatout/gpu0/power_watts"][0][1] == 700.0
+
+
+_READ_STATUS = """
+import mlflow
+client = mlflow.MlflowClient()
+[run] = client.search_runs([client.get_experiment_by_name("ends").experiment_id])
+print(run.info.status)
+"""
+_ENDINGS = [
+    ("1", "", "FAILED", 1),
+    pytest.param("", "9", "KILLED", 137, marks=pytest.mark.full),
+]
+
+
+@needs("mlflow")
+@pytest.mark.parametrize(("exit_code", "signal", "status", "_code"), _ENDINGS)
+def test_mlflow_lists_a_job_by_how_it_ended(
+    place: Path, exit_code: str, signal: str, status: str, _code: int
+) -> None:
+    where = {"MLFLOW_TRACKING_URI": (place / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    python(_END, "mlflow", "ends", exit_code, signal, cwd=place, **where)
+    assert python(_READ_STATUS, cwd=place, **where).strip() == status
+
+
+@needs("wandb")
+@pytest.mark.parametrize(("exit_code", "signal", "_status", "code"), _ENDINGS)
+def test_wandb_keeps_what_a_job_ended_with(
+    place: Path, exit_code: str, signal: str, _status: str, code: int
+) -> None:
+    python(_END, "wandb", "ends", exit_code, signal, cwd=place, WANDB_MODE="offline", WANDB_DIR=str(place))
+    [file] = place.glob("wandb/offline-run-*/*.wandb")
+    [end] = [record.exit for record in _wandb_records(file) if record.WhichOneof("record_type") == "exit"]
+    assert end.exit_code == code
 
 
 _INTO_A_RUN_OF_THEIRS = """

@@ -321,6 +321,45 @@ def test_a_job_is_stopped_only_after_a_yes(answer: str, stops: bool) -> None:
     assert [row.pid for row in asked] == ([4200] if stops else [])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_that_is_under_way_goes_on_in_plain_text_once_the_view_is_left(fails: bool) -> None:
+    left: list[WatchApp] = []
+    may_end = threading.Event()
+
+    def stop(row: JobRow, tell: Callable[[str], None]) -> str:
+        tell("asked to save")
+        assert may_end.wait(60)
+        tell("what is left of it is ended")
+        tell("what is left of it is ended")
+        if fails:
+            raise OSError("it is not ours")
+        return "it has ended"
+
+    async def look(pilot: Pilot[None], app: WatchApp) -> None:
+        await pilot.press("down", "x")
+        await pilot.pause()
+        await pilot.press("y")
+        await until(pilot, lambda: "asked to save" in shown(app))
+        await pilot.press("q")
+        left.append(app)
+
+    watching(Standing(eight_gpus()), look, stop_job=stop)
+    [app] = left
+    assert [row.pid for row in app.endings.under_way()] == [4200]
+    said: list[str] = []
+
+    def hear(words: str) -> None:
+        said.append(words)
+        may_end.set()
+
+    app.endings.go_on(hear)
+    outcome = "pretrain.py --config small.yaml could not be ended: OSError: it is not ours"
+    assert "flatout stop 4200" in said[0]
+    assert said[1] == "what is left of it is ended"
+    assert said[2:] == [outcome if fails else "it has ended"]
+    assert app.endings.under_way() == []
+
+
 def test_a_pause_holds_the_picture_and_lets_it_go_on() -> None:
     looker = Standing(one_gpu())
 

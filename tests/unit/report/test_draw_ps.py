@@ -96,6 +96,18 @@ def test_a_gpu_shows_who_holds_it_and_how_to_end_that() -> None:
     assert "flatout stop 100" in text
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_who_holds_a_gpu_is_told_in_full_and_a_long_job_alone_is_shortened(width: int) -> None:
+    name = "torchrun --nproc-per-node 4 pretrain.py --config small.yaml"
+    facts = {"user": "alexandra", "job": name, "job_pid": 3481190, "memory_bytes": 71 * GIB}
+    found = [holder(3481207, age_s=9 * 86400 + 5 * 3600.0, **facts), holder(3481208, age_s=60.0, **facts)]
+    lines = drawn(here(held(*found)), width=width).splitlines()
+    [first] = [line for line in lines if "3481207" in line]
+    for whole in ("  3481207  ", "alexandra", "71.0 GiB", "9 d 5 h", "running  torchrun", "[3481190]"):
+        assert whole in first
+    assert (name in first) == (width == 120)
+
+
 def test_workers_that_do_the_same_are_one_line_unless_all_are_asked_for() -> None:
     assert "110 ... 117  8 loader workers" in drawn(here(jobs=(WHOLE,)))
     assert drawn(here(jobs=(WHOLE,)), everything=True).count("loader worker") == 8

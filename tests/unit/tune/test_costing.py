@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import platform
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,9 @@ def folder_with(root: Path, live: LiveJob | None, done: JobRun | None = None) ->
     return RunFolder.open(folder.path)
 
 
-def drawn(*runs: Any) -> str:
+def drawn(*runs: Any, width: int = 120) -> str:
     out = io.StringIO()
-    draw_cost(together(list(runs)), Console(file=out, width=120))
+    draw_cost(together(list(runs)), Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -124,3 +126,63 @@ def test_several_runs_add_up_and_one_without_a_price_makes_the_sum_unknown(tmp_p
     assert both.unknown["usd"]
     assert together([one, one]).usd == pytest.approx(16.0)
     assert "all" in drawn(one, two)
+
+
+def killed(root: Path, **changes: Any) -> RunFolder:
+    """A run as `kill -9` leaves it: its folder says "running", and nobody holds its lock."""
+    folder = RunFolder.create(root / ".flatout", command="run", arguments=())
+    live = dataclasses.replace(JOB, host=platform.node(), pid=1 << 30, **changes)
+    (folder.path / LIVE_FILE).write_bytes(encode(LIVE_KIND, LIVE_VERSION, live))
+    return RunFolder.open(folder.path)
+
+
+def test_a_run_that_was_killed_has_no_end_to_pay_for(tmp_path: Path) -> None:
+    found = run_cost(killed(tmp_path))
+    assert found.state == "died"
+    assert found.cost is not None
+    assert found.cost.usd_to_end is None
+    text = drawn(found)
+    assert ", died)" in text
+    assert "to the end" not in text
+    assert run_cost(killed(tmp_path, devices=())).state == "died"
+
+
+def test_a_run_whose_folder_is_locked_and_whose_news_are_old_is_told_as_stalled(tmp_path: Path) -> None:
+    folder = killed(tmp_path)
+    with folder.writing():
+        found = run_cost(RunFolder.open(folder.path))
+    assert found.state == "stalled"
+    assert found.cost is not None
+    assert found.cost.usd_to_end is not None
+    now = killed(tmp_path, written_at_unix_s=time.time())
+    with now.writing():
+        assert run_cost(RunFolder.open(now.path)).state == "training"
+
+
+@pytest.mark.parametrize("damaged", [b'{"schema": "flatout.live/1", "', b'{"schema": "flatout.live/9"}', b""])
+def test_a_damaged_account_costs_its_own_run_alone(tmp_path: Path, damaged: bytes) -> None:
+    bad = folder_with(tmp_path, JOB)
+    (bad.path / LIVE_FILE).write_bytes(damaged)
+    runs = [run_cost(folder_with(tmp_path, JOB)), run_cost(bad)]
+    assert together(runs).gpu_hours == pytest.approx(2.0)
+    assert runs[1].cost is None
+    assert LIVE_FILE in runs[1].unknown["cost"]
+    assert LIVE_FILE in "".join(drawn(*runs).split())
+
+
+@pytest.mark.parametrize("width", [20, 80, 120])
+def test_ids_and_figures_of_many_runs_stay_whole(tmp_path: Path, width: int) -> None:
+    long = dataclasses.replace(
+        JOB,
+        name="pretrain.py --config configs/large.yaml --lr 3e-4 --seed 1",
+        totals=dataclasses.replace(JOB.totals, device_s=2 * 1150.4 * 3600),
+    )
+    runs = [run_cost(folder_with(tmp_path, job)) for job in (long, JOB)]
+    text = drawn(*runs, width=width)
+    shown = text if width >= 80 else "".join(text.split())
+    for whole in (*(run.run for run in runs), "2,301", "9203.20", "2,303"):
+        assert whole in shown
+    assert all(word in "".join(text.split()) for word in long.name.split())
+    assert "e+0" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "2,301 GPU hours" in drawn(runs[0])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from flatout.monitor.sinks.protocol import WENT_WELL, Ending
 from flatout.records.points import Point
 
 # Kept by the writer before somebody who looks can see them.
@@ -34,6 +35,6 @@ class EventFiles:
             summary = self._summary(value=values)
             self._writer.add_event(self._event(wall_time=point.at_unix_s, step=point.step, summary=summary))
 
-    def close(self) -> None:
+    def close(self, _: Ending = WENT_WELL, /) -> None:
         """Flush, and end the file."""
         self._writer.close()

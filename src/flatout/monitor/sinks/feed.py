@@ -16,12 +16,13 @@ from flatout.analyze.steps import StepsReader
 from flatout.monitor.sinks.catalogue import Target
 from flatout.monitor.sinks.lines_read import LoggedLines
 from flatout.monitor.sinks.outbox import Outbox, close_all
-from flatout.monitor.sinks.protocol import About
+from flatout.monitor.sinks.protocol import About, ending_of
 from flatout.monitor.sinks.run_points import job_point, loss_points
 from flatout.monitor.sinks.traces import place_traces
 from flatout.records.points import Logged, Point
 from flatout.records.session import EVENTS_FILE, RANKS_FOLDER, SESSION_FILE
 from flatout.runtime.aside import start_aside
+from flatout.runtime.lives_seen import JobEnd
 from flatout.runtime.living import Living
 
 _LOOK_S = 2.0
@@ -52,7 +53,8 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(timeout=_CLOSING_S)
-        close_all(self._outboxes, _CLOSING_S)
+        end = self._living.seen.end or JobEnd()  # not said: an exception is on its way
+        close_all(self._outboxes, _CLOSING_S, ending_of(end.exit_code, end.signal))
 
     @contextlib.contextmanager
     def life(self, place: Path) -> Iterator[None]:

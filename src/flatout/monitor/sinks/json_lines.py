@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.monitor.sinks.protocol import WENT_WELL, Ending
 from flatout.records.points import Point, line_of
 
 
@@ -21,6 +22,6 @@ class JsonLines:
         while rest:  # a disk that is nearly full takes a part
             rest = rest[self._file.write(rest) :]
 
-    def close(self) -> None:
+    def close(self, _: Ending = WENT_WELL, /) -> None:
         """No more comes."""
         self._file.close()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.monitor.sinks.protocol import About
+from flatout.monitor.sinks.protocol import WENT_WELL, About, Ending
 from flatout.records.points import Point
 
 # Of `log_batch`, in one call.
@@ -52,7 +52,13 @@ class MlflowRun:
         for first in range(0, len(metrics), _METRICS_AT_MOST):
             self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS_AT_MOST])
 
-    def close(self) -> None:
+    def close(self, ending: Ending = WENT_WELL, /) -> None:
         """End the run, unless the script began it."""
         if self._is_ours:
-            self._client.set_terminated(self._run)
+            self._client.set_terminated(self._run, _status(ending))
+
+
+def _status(ending: Ending) -> str:
+    if ending.was_killed:
+        return "KILLED"
+    return "FAILED" if ending.exit_code else "FINISHED"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from flatout.monitor.sinks.protocol import Sink
+from flatout.monitor.sinks.protocol import WENT_WELL, Ending, Sink
 from flatout.records.points import Point
 from flatout.runtime.aside import start_aside
 
@@ -42,6 +42,7 @@ class Outbox:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._sink: Sink | None = None
+        self._ending = WENT_WELL
         self._busy = self._hurry = self._closing = self._paused = self._told_full = False
         # Whether a thread will take what comes.
         self._is_served = False
@@ -75,15 +76,16 @@ class Outbox:
             self._hurry = False
         return done and not self.failure
 
-    def request_close(self) -> None:
+    def request_close(self, ending: Ending = WENT_WELL) -> None:
         """No more comes: deliver the rest and close the sink, in its own time."""
         with self._changed:
+            self._ending = ending
             self._closing = True
             self._changed.notify_all()
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, ending: Ending = WENT_WELL) -> bool:
         """The same, within a time; a sink that takes longer is left alone. Whether all went well."""
-        self.request_close()
+        self.request_close(ending)
         thread = self._thread
         if thread is not None:
             thread.join(max(timeout_s, 0.0))
@@ -128,7 +130,7 @@ class Outbox:
                 self.delivered += len(points)
             if points is None:
                 return
-            sink.close()
+            sink.close(self._ending)
         except BaseException as error:  # noqa: BLE001 - a tracker that fails is the tracker's own business
             self._fail(error, len(points or ()))
         with self._changed:
@@ -171,10 +173,10 @@ class Outbox:
                 self._sink.close()
 
 
-def close_all(outboxes: Sequence[Outbox], timeout_s: float) -> None:
+def close_all(outboxes: Sequence[Outbox], timeout_s: float, ending: Ending = WENT_WELL) -> None:
     """Close them side by side, within one deadline."""
     deadline = time.monotonic() + timeout_s
     for outbox in outboxes:
-        outbox.request_close()
+        outbox.request_close(ending)
     for outbox in outboxes:
-        outbox.close(deadline - time.monotonic())
+        outbox.close(deadline - time.monotonic(), ending)

@@ -1,6 +1,7 @@
 """What every sink offers; an `Outbox` calls it from one thread of its own, so that nobody waits for it."""
 
 import dataclasses
+import signal as signals
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -19,6 +20,27 @@ class About:
     own_run: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job ended whose numbers came; trackers list runs by it."""
+
+    # As a shell has it: 128 and more for a signal.
+    exit_code: int = 0
+    # By a signal, or because Flatout was ended itself.
+    was_killed: bool = False
+
+
+# Also where nobody can know: a script that logs by itself closes its sinks while it still runs.
+WENT_WELL = Ending()
+
+
+def ending_of(exit_code: int | None, signal: int | None) -> Ending:
+    """Of a job that ended so; with neither, Flatout was ended before the job was over."""
+    if signal is not None or exit_code is None:
+        return Ending(128 + (signal or signals.SIGTERM), was_killed=True)
+    return Ending(exit_code)
+
+
 class Sink(Protocol):
     """An open tracker. Whatever it raises turns it off; it may take as long as it likes."""
 
@@ -28,5 +50,5 @@ class Sink(Protocol):
     def write(self, points: Sequence[Point]) -> None:
         """Take these in, in their order. Steps may repeat and go back."""
 
-    def close(self) -> None:
-        """Everything that was written is to be found from now on."""
+    def close(self, ending: Ending = WENT_WELL, /) -> None:
+        """Everything that was written is to be found from now on, the ending too where it is kept."""

@@ -7,7 +7,7 @@ In a run that the script began this holds for what we log alone: its own charts 
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.monitor.sinks.protocol import About
+from flatout.monitor.sinks.protocol import WENT_WELL, About, Ending
 from flatout.records.points import Point
 
 STEP = "step"
@@ -59,7 +59,7 @@ class WandbRun:
                     self._defined.add(name)
             self._run.log({**point.values, self._step: point.step, "_timestamp": point.at_unix_s})
 
-    def close(self) -> None:
+    def close(self, ending: Ending = WENT_WELL, /) -> None:
         """End the run, unless the script began it."""
         if self._is_ours:
-            self._run.finish(exit_code=0)
+            self._run.finish(exit_code=ending.exit_code)

@@ -15,6 +15,7 @@ from flatout.monitor.history import DeviceHistory
 from flatout.monitor.replaying import Replay
 from flatout.monitor.source_watch import device_key
 from flatout.monitor.view.drawing import cell, text
+from flatout.monitor.view.endings import Endings, StopJob
 from flatout.monitor.view.gpus import SPANS, detail_lines, gpu_lines
 from flatout.monitor.view.head import head_line, keys_line, remark_lines
 from flatout.monitor.view.marks import Marks
@@ -29,8 +30,6 @@ from flatout.records.watching import Frame
 _REDRAW_LEAST_S = 0.25
 READ_ONLY = "read-only: flatout watch --allow-stop can end jobs"
 _SEEK_FRAMES = 10
-
-StopJob = Callable[[JobRow, Callable[[str], None]], str]
 
 
 class Looker(Protocol):
@@ -99,6 +98,8 @@ class WatchApp(App[None]):
         self.frozen = False
         self.said = ""
         self.ended_by: int | None = None
+        # They go on when the view is left.
+        self.endings = Endings(lambda: self.call_later(self._tell_news))
         self._work: list[WorkLine] = []
         self._chosen = ""
 
@@ -297,13 +298,12 @@ class WatchApp(App[None]):
         stop = self.stop_job
         if stop is None:
             return
-
-        def work() -> None:
-            outcome = stop(row, lambda words: self.call_from_thread(self.tell, words))
-            self.call_from_thread(self.tell, outcome)
-
         self.tell(f"{row.name}: asked to save and end")
-        self.run_worker(work, thread=True, exit_on_error=False)
+        self.endings.begin(row, stop)
+
+    def _tell_news(self) -> None:
+        for words in self.endings.news():
+            self.tell(words)
 
     def _end_by(self, number: int) -> None:
         self.ended_by = number
