@@ -378,3 +378,134 @@ def test_all_ranks_come_back_together(flatout: Run, tmp_path: Path, how: str) ->
         lines = done.stdout.splitlines()
         assert lines == whole[whole.index(lines[0]) :][: len(lines)]
     assert last.stdout.splitlines()[-1] == whole[-1]
+
+
+# It handles SIGTERM itself: it leaves at once, or saves what it likes and leaves after the step.
+OWN_HANDLER = BY_HAND.replace(
+    "number, average = 0, None",
+    """
+is_told = False
+def own(number, frame):
+    global is_told
+    print("own", flush=True)
+    is_told = True
+    if os.environ["HOW"] == "at-once":
+        sys.exit(0)
+number, average = 0, None
+if os.environ["WHEN"] == "before":
+    signal.signal(signal.SIGTERM, own)
+""",
+).replace(
+    "    number += 1\n",
+    """    number += 1
+    if number == 2 and os.environ["WHEN"] == "after":
+        signal.signal(signal.SIGTERM, own)
+    if is_told:
+        open("left.txt", "w").write(str(number))
+        break
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        ("flag", "before"),
+        pytest.param("at-once", "before", marks=pytest.mark.full),
+        pytest.param("flag", "after", marks=pytest.mark.full),
+        pytest.param("at-once", "after", marks=pytest.mark.full),
+    ],
+)
+def test_a_script_that_handles_the_signal_itself_leaves_as_it_likes_and_what_is_saved_stays(
+    flatout: Run, tmp_path: Path, how: str, when: str
+) -> None:
+    (tmp_path / "train.py").write_text(OWN_HANDLER)
+    expected = bare(tmp_path, HOW=how, WHEN=when)
+    run = ("run", "--protect", "--no-rehearsal", "--save-every", "3", "train.py")
+    first = flatout(*run, LIFE="10@15", HOW=how, WHEN=when)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[-1] == "own"
+    assert (tmp_path / "left.txt").exists() == (how == "flag")
+    told = " ".join(first.stderr.split())
+    assert "was asked to stop, and ended with code 0: what was saved at update 9 is kept" in told
+    second = flatout(*run, HOW=how, WHEN=when)
+    assert second.returncode == 0, second.stderr
+    assert "goes on after update 9" in second.stderr
+    assert second.stdout.splitlines()[-1] == expected[-1]
+    assert not list((tmp_path / ".flatout" / "protected").iterdir())
+
+
+def test_a_script_that_had_resumed_from_its_own_checkpoint_resumes_from_the_newer_one(
+    flatout: Run, tmp_path: Path
+) -> None:
+    own = BY_HAND.replace(
+        "number, average = 0, None",
+        """
+number, average = 0, None
+if os.path.exists("last.pt"):
+    kept = torch.load("last.pt")
+    number = kept["number"]
+    model.load_state_dict(kept["model"])
+""",
+    ).replace(
+        "    number += 1\n",
+        """    number += 1
+    if number % 2 == 0:
+        torch.save({"number": number, "model": model.state_dict()}, "last.pt")
+""",
+    )
+    (tmp_path / "train.py").write_text(own)
+    run = ("run", "--protect", "--no-rehearsal", "--save-every", "3", "train.py")
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "LIFE": "4@9"}, timeout=250)
+    first = flatout(*run, LIFE="12@9")
+    assert first.stdout.splitlines()[0].startswith("4 ")
+    second = flatout(*run)
+    assert second.returncode == 0, second.stderr
+    assert "it goes on by itself" in second.stderr
+    steps = [int(line.split()[0]) for line in second.stdout.splitlines()]
+    assert steps == list(range(12, 20))
+
+
+# Averages of weights, kept where scripts keep them.
+AVERAGES = (
+    DIES
+    + """
+model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(140)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+listed = [one.detach().clone() for one in model.parameters()]
+keyed = {one: one.detach().clone() for one in model.parameters()}
+class Slots:
+    __slots__ = ("average",)
+slots = Slots()
+slots.average = torch.zeros(4)
+def averaging():
+    hidden = torch.zeros(4)
+    return lambda new: hidden.mul_(0.9).add_(new)
+average = averaging()
+too_many = [torch.zeros(20).mul_(1) for _ in range(5000)]
+for number in range(12):
+    loss = model(torch.randn(3, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.no_grad():
+        bias = model[-1].bias
+        for kept, (one, other) in zip(listed, keyed.items()):
+            kept.lerp_(one, 0.1)
+            other.lerp_(one, 0.2)
+        slots.average.lerp_(bias, 0.1)
+        found = [sum(kept.sum() for kept in of) for of in (listed, keyed.values())]
+        found += [slots.average.sum(), average(bias).sum()]
+    print(number, *(one.item() for one in found), flush=True)
+    die_at(str(number))
+"""
+)
+
+
+def test_averages_come_back_wherever_they_are_kept_and_what_does_not_is_named(
+    flatout: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(AVERAGES)
+    expected = bare(tmp_path)
+    _, (lines, told) = lives(flatout, tmp_path, "7@9")
+    assert "goes on after update 6" in told
+    assert lines == expected[5:]  # from within the sixth update
+    assert "not saved, and begins anew after a kill: train.py.too_many\n" in told

@@ -76,14 +76,24 @@ class Lives:
                 done = run_lives(lambda _life: self._live(folder, living), retries, self._tell)
                 living.ended(done.exit_code, done.signal)
             done = with_account(done, living)
+            is_kept = self._was_asked_to_stop(done, folder)
+            if is_kept:
+                done = _with_what_is_kept(done)
             if self._feed is not None:
                 done = dataclasses.replace(done, logged_to=self._feed.told())
             folder.write("job", 1, done)  # "run" is the manifest's name
             if done.exit_code != 0 and done.asked is None:
                 folder.went_wrong()
-        if refuge is not None and done.exit_code == 0:
+        if refuge is not None and done.exit_code == 0 and not is_kept:
             refuge.is_over()
         return done
+
+    def _was_asked_to_stop(self, done: "JobRun", folder: "RunFolder") -> bool:
+        """Then a code of 0 may be the script's own way to leave in the middle, and not its end."""
+        from flatout.runtime.stopping import ASKED_FILE
+        from flatout.tune.running import place_of_life
+
+        return done.asked is not None or (place_of_life(folder.path, self._started) / ASKED_FILE).exists()
 
     def _followed(self, folder: "RunFolder") -> "Living":
         from flatout.runtime.living import Living
@@ -174,6 +184,23 @@ class Lives:
 
     def _tell(self, text: str) -> None:
         self._output.notice(f"flatout: {text}")
+
+
+def _with_what_is_kept(done: "JobRun") -> "JobRun":
+    """A job that ended with 0 although it was asked to stop: what is saved stays, and that is said."""
+    found = done.protection
+    if found is None or done.exit_code != 0:
+        return done
+    at = found.saved_at if found.saved_at is not None else found.resumed_at
+    if at is None:
+        word = "it was asked to stop, and ended with code 0 before anything was saved"
+    else:
+        word = (
+            f"it was asked to stop, and ended with code 0: what was saved at update {at} is kept. The same "
+            "command goes on from there; with --fresh, it begins anew"
+        )
+    problem = f"{found.problem}; {word}" if found.problem else word
+    return dataclasses.replace(done, protection=dataclasses.replace(found, problem=problem))
 
 
 def _out_of_memory(

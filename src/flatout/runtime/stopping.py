@@ -1,8 +1,8 @@
 """Being asked to stop: a signal becomes an answer that a training loop can ask for between two steps.
 
-The first call takes the signals over; a handler that the script had set is called all the same, and a signal
-that it ignores stays ignored. Ranks agree: whoever is told first names a step that nobody has passed, and all
-stop there.
+The first call takes the signals over, and each later one those for which the script has set a handler since.
+A handler of the script's is called all the same, and a signal that it ignores stays ignored. Ranks agree:
+whoever is told first names a step that nobody has passed, and all stop there.
 """
 
 import contextlib
@@ -19,6 +19,11 @@ from flatout.runtime.meeting import store_of_ranks, words_of_this_life
 # One that comes sooner is the same, told to the whole group and passed on besides.
 _TWICE_S = 0.2
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+# Beside the order: this training was asked to stop, whatever it then made of it.
+ASKED_FILE = "asked"
+# A script that handles a signal itself is left to do so for so many steps, and for so long.
+_OWN_STEPS = 3
+_OWN_S = 5.0
 _KEY = "stop-at"
 # Ranks are at most one step apart: each waits for the others' gradients.
 _AHEAD = 2
@@ -33,10 +38,25 @@ class Stopped(SystemExit):
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
-        order = os.environ.get(SESSION_VARIABLE)
-        if order:  # `flatout run` sees of torchrun only that a rank has failed
-            with contextlib.suppress(OSError):
-                Path(order).with_name(ASKED_TO_STOP_FILE).write_text(str(code))
+        # `flatout run` sees of torchrun only that a rank has failed.
+        _tell_the_outside(ASKED_TO_STOP_FILE, str(code))
+
+
+class _Taken:
+    """A signal in our hands, and what was to be done with it before.
+
+    One for each time that it is taken: a script that keeps what it found, calls it, or puts it back, comes to
+    what there was at that time.
+    """
+
+    def __init__(self, stop: "Stop", before: Any, *, is_late: bool) -> None:
+        self.stop = stop
+        self.before = before
+        # The script set its handler after we were there: it answers the signal by itself.
+        self.is_late = is_late
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.stop.on_signal(self, number, frame)
 
 
 class Stop:
@@ -45,7 +65,11 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None
         self.asked_at: float | None = None
-        self._found: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._listens = False
+        # Whether the script's own handler has the signal, and how many steps it has been left to act.
+        self._is_left_to_the_script = False
+        self._own_steps = 0
         self._worker_watch: Any = None
         self._calls = 0
         self._stop_at: int | None = None
@@ -55,46 +79,72 @@ class Stop:
     # Signals
 
     def listen(self) -> bool:
-        """Take the signals over, unless they are; whether it did. Only the main thread may."""
-        if self._found or threading.current_thread() is not threading.main_thread():
+        """Take the signals over, and those back that the script has taken since.
+
+        Whether it began to listen now. Only the main thread may.
+        """
+        if threading.current_thread() is not threading.main_thread():
             return False
-        for name in _SIGNALS:
-            number = getattr(signal, name, None)
-            if number is None:
-                continue
+        begins, self._listens, self._pid = not self._listens, True, os.getpid()
+        for number in _numbers():
             before = signal.getsignal(number)
-            if before is None or before is signal.SIG_IGN:  # set by C code, or wanted so
+            if before is None or before is signal.SIG_IGN or self._is_ours(before):  # by C code, or wanted so
                 continue
-            self._found[number] = before
-            signal.signal(number, self._on_signal)
-        return True
+            is_late = not begins and before not in _DEFAULTS
+            signal.signal(number, _Taken(self, before, is_late=is_late))
+        return begins
 
     def leave(self) -> None:
         """Put back what was found, where it is still ours."""
-        for number, before in self._found.items():
-            if signal.getsignal(number) == self._on_signal:
+        for number in _numbers():
+            taken = signal.getsignal(number)
+            if isinstance(taken, _Taken) and taken.stop is self:
                 with contextlib.suppress(ValueError):  # not in the main thread
-                    signal.signal(number, before)
+                    signal.signal(number, self._found_by(taken))
         if self._worker_watch is not None and signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL:
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGCHLD, self._worker_watch)
-        self._found, self._worker_watch = {}, None
+        self._listens, self._worker_watch = False, None
         self.signal = self.asked_at = self._stop_at = None
+        self._is_left_to_the_script, self._own_steps = False, 0
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.at_once and self._found.get(number) in (signal.SIG_DFL, signal.default_int_handler):
-            self.leave()
-            signal.raise_signal(number)
+    def _is_ours(self, handler: Any) -> bool:
+        return isinstance(handler, _Taken) and handler.stop is self
+
+    def _found_by(self, taken: _Taken) -> Any:
+        """What is not ours, under however many that are."""
+        before = taken.before
+        return self._found_by(before) if self._is_ours(before) else before
+
+    def on_signal(self, taken: _Taken, number: int, frame: Any) -> None:
+        """It came, or a handler of the script's passes it on."""
+        is_passed_on = signal.getsignal(number) is not taken
+        if not self._listens or (self.at_once and taken.before in _DEFAULTS):
+            self._do_as_without_us(taken, number, frame, is_passed_on=is_passed_on)
             return
-        again = self.signal is not None
+        # Another one counts anew where the script had the first: it may have been no wish to stop.
+        again = self.signal is not None and not (self._is_left_to_the_script and number != self.signal)
         if not again:
-            self.signal, self.asked_at = number, time.monotonic()
-            self._stop_watching_workers()
-        before = self._found.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+            self._note(number)
+        # A script that passes it on wants what was there before it: us.
+        self._is_left_to_the_script = taken.is_late
+        if callable(taken.before) and taken.before is not signal.default_int_handler:
+            taken.before(number, frame)
         elif number == signal.SIGINT and again and time.monotonic() - (self.asked_at or 0.0) > _TWICE_S:
             raise KeyboardInterrupt  # whoever presses Ctrl-C twice does not want to wait
+
+    def _note(self, number: int) -> None:
+        self.signal, self.asked_at = number, time.monotonic()
+        self._stop_watching_workers()
+        if os.getpid() == self._pid:  # not a worker, which has inherited all of this
+            _tell_the_outside(ASKED_FILE, signal.Signals(number).name)
+
+    def _do_as_without_us(self, taken: _Taken, number: int, frame: Any, *, is_passed_on: bool) -> None:
+        self.leave()
+        if callable(taken.before):
+            taken.before(number, frame)
+        elif not is_passed_on:  # nobody passes a signal on to what cannot be called
+            signal.raise_signal(number)
 
     def _stop_watching_workers(self) -> None:
         """Slurm tells every process of a job: loaders' workers that die of it must not fail the last step."""
@@ -114,19 +164,51 @@ class Stop:
         self._calls += 1
         if store == "" and self._calls <= _MEET_WITHIN:
             return False
+        is_asked = self.signal is not None and not self._is_the_scripts_turn()
         if store is None or store == "":
-            return self.signal is not None
-        if self.signal is not None and self._stop_at is None:
+            return is_asked
+        if is_asked and self._stop_at is None:
             wanted = str(self._calls + _AHEAD)
             self._stop_at = int(store.compare_set(_KEY, "", wanted))
         elif self._stop_at is None and store.check([_KEY]):
             self._stop_at = int(store.get(_KEY))
         return self._stop_at is not None and self._calls >= self._stop_at
 
+    def _is_the_scripts_turn(self) -> bool:
+        """Whether a script that handles the signal itself may still come to do so: it saves, it leaves.
+
+        SIGUSR1 may mean anything to it, and is its own for good.
+        """
+        if not self._is_left_to_the_script:
+            return False
+        self._own_steps += 1
+        is_early = self._own_steps <= _OWN_STEPS or time.monotonic() - (self.asked_at or 0.0) <= _OWN_S
+        return is_early or self.signal == getattr(signal, "SIGUSR1", None)
+
     @property
     def exit_code(self) -> int:
         """By which the outside knows why it ended: that of the signal."""
         return 128 + (self.signal or signal.SIGTERM)
+
+
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+
+
+def _numbers() -> list[int]:
+    return [number for name in _SIGNALS if (number := getattr(signal, name, None)) is not None]
+
+
+def _tell_the_outside(name: str, text: str) -> None:
+    """In a file beside the order, where there is one; not through `open`, which may be watched, or void."""
+    order = os.environ.get(SESSION_VARIABLE)
+    if not order:
+        return
+    with contextlib.suppress(OSError):
+        file = os.open(Path(order).with_name(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
 
 
 _stop = Stop()
@@ -157,6 +239,9 @@ def call_no_ranks_from_signals() -> None:
 
     Lightning's own does: ranks then wait for each other for ever. Here, all are told between two steps.
     """
-    handlers = getattr(signal.getsignal(signal.SIGTERM), "signal_handlers", None)
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    while isinstance(handler, _Taken):
+        handler = handler.before
+    handlers = getattr(handler, "signal_handlers", None)
     if isinstance(handlers, list) and store_of_ranks() is not None:
         handlers[:] = [one for one in handlers if getattr(one, "__name__", "") != "_sigterm_notifier_fn"]

@@ -1,27 +1,27 @@
 """What a training consists of, found where the script keeps it: in variables of the functions under way.
 
 Everything gets the name of the way to it (`train.py:main.trainer.model`), by which it is found again in
-another life of the script, at the same place of its loop.
+another life of the script, at the same place of its loop. What lies beyond the limits of the search is named.
 """
 
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from flatout.levers.places import locals_of
+from flatout.runtime.protect.insides import PLAIN, SEQUENCES, inner, within
+from flatout.runtime.protect.long_lists import LONG, Parameters, is_state, is_worth_a_look, was_made_here
 
 # How far into objects, and at how many of them, is looked.
 _DEEPEST = 6
 _MOST = 200_000
+# What lies beyond that is named: at so much of each is looked to know, and so many names are enough.
+_MOST_LOOKED_AT, _MOST_NAMES = 256, 20
 # A larger tensor that nobody has written to since it was made will be made again.
 _SMALL = 1 << 20
-# Longer lists are data, or a history; but one of so many small tensors is what an epoch has come to.
-_LONG, _LONGEST = 256, 4096
-_TINY = 16
 
 
 class Found:
@@ -32,6 +32,14 @@ class Found:
         self.stateful: dict[str, Any] = {}
         self.generators: dict[str, Any] = {}
         self.tensors: dict[str, Any] = {}
+
+
+class OutOfReach:
+    """What no limit of the search lets in. Its state is not plain: it is told of as what is not saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing that can be saved."""
+        return {"self": self}
 
 
 def look_around(torch: Any, frame: FrameType | None) -> Found:
@@ -60,7 +68,10 @@ OWN_FILES = f"{Path(__file__).parents[2]}{os.sep}"
 
 def is_a_script(torch: Any, frame: FrameType) -> bool:
     """Not torch, not the standard library, not us."""
-    name = frame.f_code.co_filename
+    return _is_of_a_script(torch, frame.f_code.co_filename)
+
+
+def _is_of_a_script(torch: Any, name: str) -> bool:
     if name.startswith(("<", str(Path(torch.__file__).parent), OWN_FILES)):
         return False
     return "site-packages" in name or not name.startswith(_STANDARD)
@@ -76,6 +87,10 @@ class _Walk:
         self._of_every_module = set(vars(torch.nn.Module()))
         # What keeps a state, the ways there and how far they are.
         self._to_look_beside: list[tuple[Any, str, int]] = []
+        # Lists of which the models must tell whether they are more than data.
+        self._long: list[tuple[Any, str, int]] = []
+        self._out_of_reach: dict[str, Any] = {}
+        self._is_full = False
 
     def names(self, variables: dict[str, Any], prefix: str) -> None:
         if id(variables) in self._seen:
@@ -87,9 +102,12 @@ class _Walk:
 
     def _look(self, value: Any, path: str, depth: int) -> None:
         kind = type(value)
-        if kind in _PLAIN or isinstance(value, ModuleType | type) or id(value) in self._seen:
+        if kind in PLAIN or isinstance(value, ModuleType | type) or id(value) in self._seen:
             return
         if len(self._seen) >= _MOST:
+            if not self._is_full:
+                self._out_of_reach[f"{path} and what comes after it"] = None
+            self._is_full = True
             return
         self._seen[id(value)] = value
         torch, found = self._torch, self._found
@@ -110,9 +128,20 @@ class _Walk:
             if not kind.__module__.startswith("torch."):
                 self._to_look_beside.append((value, path, depth + 1))
             return
-        if depth < _DEEPEST:
-            for name, inner in _inner(value):
-                self._look(inner, f"{path}{name}", depth + 1)
+        if isinstance(value, FunctionType) and not _is_of_a_script(torch, value.__code__.co_filename):
+            return
+        if depth >= _DEEPEST:
+            self._out_of_reach[path] = self._seen.pop(id(value))  # there may be a shorter way
+        elif isinstance(value, set | frozenset):  # has no order
+            self._out_of_reach[path] = value
+        elif isinstance(value, SEQUENCES) and len(value) > LONG:
+            self._long.append((value, path, depth))
+        else:
+            self._look_into(value, path, depth + 1)
+
+    def _look_into(self, value: Any, path: str, depth: int) -> None:
+        for name, one in inner(value):
+            self._look(one, f"{path}{name}", depth)
 
     def _look_beside(self, root: Any, path: str, depth: int) -> None:
         """What modules hold beside parameters and buffers: sums of a metric, losses of an epoch.
@@ -121,8 +150,7 @@ class _Walk:
         """
         if not isinstance(root, self._torch.nn.Module):
             if not _holds(self._torch.Tensor, root.state_dict()):
-                for name, inner in _inner(root):
-                    self._look(inner, f"{path}{name}", depth)
+                self._look_into(root, path, depth)
             return
         for name, module in root.named_modules():
             way = f"{path}.{name}" if name else path
@@ -140,24 +168,57 @@ class _Walk:
 
     def done(self) -> Found:
         found = self._found
-        while self._to_look_beside:
-            one, path, depth = self._to_look_beside.pop(0)
-            if depth <= _DEEPEST:
-                self._look_beside(one, path, depth)
+        while self._to_look_beside or self._long:
+            while self._to_look_beside:
+                one, path, depth = self._to_look_beside.pop(0)
+                if depth <= _DEEPEST:
+                    self._look_beside(one, path, depth)
+            self._look_into_long_lists()
         parts = {id(part) for one in found.modules.values() for part in list(one.modules())[1:]}
         found.modules = {path: one for path, one in found.modules.items() if id(one) not in parts}
         held = {
             id(tensor) for one in found.modules.values() for tensor in (*one.parameters(), *one.buffers())
         }
         found.tensors = {
-            path: one
-            for path, one in found.tensors.items()
-            if id(one) not in held and (_was_written(one) or one.grad_fn is not None or _size(one) <= _SMALL)
+            path: one for path, one in found.tensors.items() if id(one) not in held and _is_worth(one)
         }
+        known = {
+            *held,
+            *parts,
+            *(id(one) for kind in vars(found).values() for one in kind.values()),
+        }
+        self._name_what_is_out_of_reach(known)
         return found
 
+    def _name_what_is_out_of_reach(self, known: set[int]) -> None:
+        missed = [
+            path for path, one in self._out_of_reach.items() if one is None or self._holds_more(one, known)
+        ]
+        for path in missed[:_MOST_NAMES]:
+            self._found.stateful[path] = OutOfReach()
+        if len(missed) > _MOST_NAMES:
+            self._found.stateful[f"{len(missed) - _MOST_NAMES} more"] = OutOfReach()
 
-_PLAIN = (int, float, bool, str, bytes, type(None), complex)
+    def _look_into_long_lists(self) -> None:
+        parameters = Parameters(self._found.modules.values()) if self._long else None
+        lists, self._long = self._long, []
+        for value, path, depth in lists:
+            assert parameters is not None
+            if is_worth_a_look(self._torch, value, parameters):
+                self._look_into(value, path, depth + 1)
+            elif is_state(self._torch, value, path):
+                self._out_of_reach[path] = value
+
+    def _holds_more(self, value: Any, known: set[int]) -> bool:
+        """Whether something lies in it that is found nowhere else, and that would have been saved."""
+        torch = self._torch
+        kinds = (torch.Tensor, torch.nn.Module, torch.Generator)
+        data = torch.utils.data
+        of_loaders = (data.DataLoader, data.Dataset, data.Sampler)
+        return any(
+            id(one) not in known and (not isinstance(one, torch.Tensor) or _is_worth(one))
+            for one in within(kinds, value, _MOST_LOOKED_AT, but=of_loaders)
+        )
 
 
 def _holds(kind: type, state: Any) -> bool:
@@ -168,32 +229,9 @@ def _holds(kind: type, state: Any) -> bool:
     return isinstance(state, kind)
 
 
-def _was_written(tensor: Any) -> bool:
-    return bool(tensor.is_inference() or tensor._version)  # noqa: SLF001
+def _is_worth(tensor: Any) -> bool:
+    return was_made_here(tensor) or _size(tensor) <= _SMALL
 
 
 def _size(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
-
-
-def _is_of_small_tensors(value: Any) -> bool:
-    last = value[-1]
-    has_elements = callable(getattr(last, "numel", None)) and hasattr(last, "grad_fn")
-    return len(value) <= _LONGEST and has_elements and last.numel() <= _TINY
-
-
-def _inner(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, one in list(value.items()):
-            if isinstance(key, str | int):
-                yield f"[{key!r}]", one
-    elif isinstance(value, list | tuple):
-        if len(value) > _LONG and not _is_of_small_tensors(value):
-            return
-        for at, one in enumerate(value):
-            yield f"[{at}]", one
-    else:
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, dict):
-            for name, one in list(own.items()):
-                yield f".{name}", one

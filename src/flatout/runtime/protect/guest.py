@@ -78,6 +78,7 @@ class Protected:
         self._saved_at = -_PROVEN - 1
         # Handed over, and not known to be on the disk.
         self._being_saved: int | None = None
+        self._is_saved_for_the_end = False
         self._checkpointer: Checkpointer | None = None
         self._parts: Collection[str] = ()
         self._bags = Bags(torch)
@@ -192,6 +193,19 @@ class Protected:
             self._stop(frame)
         elif self._schedule.is_due(self._updates, time.monotonic()):
             self._save(frame)
+        elif self._may_be_the_last():
+            self._save(frame)
+            self._settle()
+
+    def _may_be_the_last(self) -> bool:
+        """A script that handles the signal to stop itself has its turn now; once, since it may go on as well.
+
+        Ranks would have to agree on an update, and each hears of it at its own.
+        """
+        if current().signal is None or self._is_saved_for_the_end or os.environ.get("WORLD_SIZE", "1") != "1":
+            return False
+        self._is_saved_for_the_end = True
+        return True
 
     def _stop(self, frame: FrameType) -> None:
         self._save(frame)
@@ -330,8 +344,9 @@ class Protected:
         if self._ghost is None:
             return
         self._quiet.say(
-            f"the script begins from {path}, which it did not in its first life: it goes on by itself, "
-            "and what was saved here is left alone. To go on from there instead, move that file away."
+            f"the script begins from {path}, which it did not in its first life, or not as it is now: it "
+            "goes on by itself, and what was saved here is left alone. To go on from there instead, move that "
+            "file away."
         )
         self._leave_off()
 
