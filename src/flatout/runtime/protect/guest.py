@@ -345,8 +345,8 @@ class Protected:
             return
         self._quiet.say(
             f"the script begins from {path}, which it did not in its first life, or not as it is now: it "
-            "goes on by itself, and what was saved here is left alone. To go on from there instead, move that "
-            "file away."
+            "goes on by itself, and what was saved here is left alone. To go on from there instead, move "
+            "that file away."
         )
         self._leave_off()
 
