@@ -172,6 +172,11 @@ class Stop:
             self._stop_at = int(store.compare_set(_KEY, "", wanted))
         elif self._stop_at is None and store.check([_KEY]):
             self._stop_at = int(store.get(_KEY))
+        return self.is_agreed
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all ranks were told to stop by now; unlike asking at a step, it counts none."""
         return self._stop_at is not None and self._calls >= self._stop_at
 
     def _is_the_scripts_turn(self) -> bool:

@@ -37,6 +37,9 @@ from flatout.runtime.stopping import Stopped, current, stop_requested
 _OURS = ("random", "step")
 _OF_EACH_RANK = ("random", "loader")
 
+# By folder: up to which step this process has saved there, or resumed.
+_gone_to: dict[Path, int] = {}
+
 
 class Checkpointer:
     """Saves a training as it goes, and finds it again.
@@ -51,11 +54,15 @@ class Checkpointer:
         checkpointer.close()
 
     Whatever has `state_dict()` and `load_state_dict()` can be handed over by any name: models, optimizers,
-    schedulers, scalers. Beside them it keeps all random numbers and, of a `loader`, the place in the data.
+    schedulers, scalers. Beside them it keeps all random numbers and, of a `loader`, the place in the data:
+    a torch DataLoader, also behind `flatout.prefetch`. A pass that the loop leaves (`break`, `islice`) is
+    over: save after leaving it.
 
     Training stops only for as long as a copy takes: another process writes it to disk, under another name
     until all of it is there, so that a kill at any instant leaves the last complete one. Nothing is pickled,
-    unless `trust` says so: tensors are safetensors files, the rest is JSON.
+    unless `trust` says so: tensors are safetensors files, the rest is JSON. A step that is saved again takes
+    the place of what was saved of it before. Checkpoints of another training, which was not resumed, are set
+    aside under other names once the first of this one is complete.
 
     A SIGTERM, SIGINT or SIGUSR1 is answered at the end of the step: it is saved, and `flatout.Stopped`, a
     SystemExit with the signal's code, ends the training.
@@ -86,12 +93,18 @@ class Checkpointer:
         self._layout: tuple[Any, Layout] | None = None
         self._under_way: Snapshot | None = None
         self._saved_step: int | None = None
+        self._being_saved = 0
         # Resumed at this step, and not saved since.
         self._went_on_from: int | None = None
+        # Whether what the folder holds is this training's: it was resumed, or has saved.
+        self._is_ours = False
+        self._saves = 0
         # What went wrong since somebody asked.
         self._problem = ""
         # Asked before each save, on every rank alike: why this state must not be kept, or nothing.
         self.refusals: list[Callable[[], str]] = []
+        # Told after a state was loaded.
+        self.loaded: list[Callable[[], None]] = []
         self._ranks = Ranks(torch)
         self._held = contextlib.ExitStack()
         self._token = self._ranks.agree(self._begin)
@@ -140,6 +153,7 @@ class Checkpointer:
     def save(self, step: int) -> None:
         """Save now, as training goes on; where the one before is still being written, that is waited for."""
         self.wait()
+        self._saves += 1
         apart = Apart(self._torch, pickles=self._trust)
         try:
             plain = apart.take(self._state(step))
@@ -161,6 +175,8 @@ class Checkpointer:
             "rank": ranks.rank,
             "ranks": ranks.count,
             "token": self._token,
+            "turn": self._saves,
+            "begins_anew": not self._is_ours and not self._continues_at(step),
             "size": layout.size,
             "files": [(ranks.name(file.name), file.start, file.size) for file in layout.files],
             "texts": self._texts(plain, apart),
@@ -173,7 +189,7 @@ class Checkpointer:
         }
         self._leave_what_is_newer()
         self._writer.start()
-        self._saved_step = step
+        self._saved_step = self._being_saved = step
         self._under_way = self._copier.copy(tensors, layout, lambda: self._writer.send(order))
 
     def _leave_what_is_newer(self) -> None:
@@ -182,6 +198,15 @@ class Checkpointer:
             for path in set_aside_newer(self._folder, self._went_on_from):
                 sys.stderr.write(f"flatout: saved after step {self._went_on_from}, now {path.name}\n")
         self._went_on_from = None
+
+    def _continues_at(self, step: int) -> bool:
+        """Whether another Checkpointer of this process has saved here, and training went on from there."""
+        before = _gone_to.get(self._folder.resolve())
+        return before is not None and step > before
+
+    def _has_gone_to(self, step: int) -> None:
+        self._is_ours = True
+        _gone_to[self._folder.resolve()] = step
 
     def _texts(self, plain: dict[str, Any], apart: Apart) -> dict[str, str]:
         ranks = self._ranks
@@ -249,8 +274,15 @@ class Checkpointer:
         self._under_way = None
 
     def _note(self, answer: dict[str, Any] | None) -> None:
-        if answer is not None and "failed" in answer:
+        if answer is None:
+            return
+        if "failed" in answer:
             self._problem = answer["failed"]
+            return
+        self._has_gone_to(self._being_saved)
+        if answer["set_aside"]:
+            names = ", ".join(answer["set_aside"])
+            sys.stderr.write(f"flatout: saved by another training, which was not resumed, now {names}\n")
 
     def _state(self, step: int) -> dict[str, Any]:
         state = {name: part.state_dict() for name, part in self._parts.items()}
@@ -276,6 +308,7 @@ class Checkpointer:
             name = self._ranks.agree(lambda: self._choose(which))
             if not name:
                 self._went_on_from = 0
+                self._has_gone_to(0)
                 return 0
             stored = Stored(read_manifest(Path(name))["step"], Path(name))
             state = read_state(self._torch, stored, rank=self._ranks.rank, trust=self._trust)
@@ -291,13 +324,15 @@ class Checkpointer:
         if word:
             sys.stderr.write(f"flatout: {word}\n")
         self._saved_step = self._went_on_from = int(state["step"])
+        self._has_gone_to(self._saved_step)
         return self._saved_step
 
     def roll_back(self, is_sound: Callable[[], bool] = lambda: True) -> int | None:
         """Load the newest checkpoint that is sound into what was handed over; its step, or None without any.
 
         The place in the data and random numbers stay where they are: training goes on with what comes next.
-        Newer checkpoints are given up. All ranks must call it.
+        Newer checkpoints are given up; to those of another training, which was not resumed, it does not go
+        back. All ranks must call it.
         """
         with self._not_while_written():
             for name in json.loads(self._ranks.agree(self._whole)):
@@ -312,7 +347,9 @@ class Checkpointer:
         return None
 
     def _whole(self) -> str:
-        """All complete ones, the newest first, as ranks tell each other."""
+        """All complete ones of this training, the newest first, as ranks tell each other."""
+        if not self._is_ours:
+            return "[]"
         return json.dumps([str(one.path) for one in complete(self._folder, self._tell_of_damage)])
 
     def newest(self) -> Path | None:
@@ -334,6 +371,8 @@ class Checkpointer:
             )
         for name, part in self._parts.items():
             part.load_state_dict(spread(self._torch, part, state[name]))
+        for tell in self.loaded:
+            tell()
 
     def _choose(self, which: str | Path) -> str:
         if which != "latest":

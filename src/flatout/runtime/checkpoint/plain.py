@@ -5,12 +5,41 @@ read back without being trusted.
 """
 
 import base64
+import collections
 import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 from flatout.runtime.checkpoint.sharding import Part, is_sharded, is_stored_here, part_of
+
+# By type, the mark of what is no plain list, or dict. A defaultdict has its factory's name beside it.
+_SEQUENCES: dict[type, str] = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+_MAPPINGS: dict[type, str] = {
+    dict: "",
+    collections.OrderedDict: "$ordered",
+    collections.Counter: "$counter",
+    collections.defaultdict: "$defaultdict",
+}
+_FACTORIES: dict[str, Any] = {
+    "none": None,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "tuple": tuple,
+    "counter": collections.Counter,
+}
+_MADE_OF: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$ordered": collections.OrderedDict,
+    "$counter": collections.Counter,
+}
 
 # What a tensor is called in the plain data: the file it goes to, and its name there.
 Ref = tuple[str, str]
@@ -50,24 +79,33 @@ class Apart:
             if is_sharded(value):
                 return {"$sharded": list(self._part(value, file, path))}
             return {"$tensor": list(self._tensor(value, file, path))}
-        if isinstance(value, dict):
-            return self._dict(value, file, path)
-        if isinstance(value, list):
-            return [self._plain(one, file, (*path, str(at))) for at, one in enumerate(value)]
         if isinstance(value, torch.Size):
             return {"$size": list(value)}
-        if isinstance(value, tuple):
-            return {"$tuple": [self._plain(one, file, (*path, str(at))) for at, one in enumerate(value)]}
-        if isinstance(value, set | frozenset):
-            parts = [self._plain(one, file, (*path, str(at))) for at, one in enumerate(value)]
-            return {"$set": parts}
-        if isinstance(value, bytes):
+        # By their very type: a Counter that came back as a dict would be another thing.
+        if type(value) in _SEQUENCES or type(value) in _MAPPINGS:
+            return self._container(value, file, path)
+        if type(value) is bytes:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, torch.dtype):
             return {"$dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
         return self._other(value, file, path)
+
+    def _container(self, value: Any, file: str, path: tuple[str, ...]) -> Any:
+        kind = type(value)
+        if kind in _SEQUENCES:
+            inner = [self._plain(one, file, (*path, str(at))) for at, one in enumerate(value)]
+            mark = _SEQUENCES[kind]
+            return {mark: inner} if mark else inner
+        mark = _MAPPINGS[kind]
+        if kind is not collections.defaultdict:
+            of_dict = self._dict(value, file, path)
+            return {mark: of_dict} if mark else of_dict
+        name = next((name for name, one in _FACTORIES.items() if one is value.default_factory), "")
+        if not name:
+            return self._other(value, file, path)
+        return {mark: [name, self._dict(value, file, path)]}
 
     def _dict(self, value: dict[Any, Any], file: str, path: tuple[str, ...]) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -90,7 +128,8 @@ class Apart:
         if self._pickles:
             return {"$pickle": base64.b64encode(pickle.dumps(value)).decode()}
         where = ".".join((file, *path))
-        raise NotPlain(f"{where} is a {kind.__module__}.{kind.__qualname__}")
+        made_by = f" made by {value.default_factory!r}" if kind is collections.defaultdict else ""
+        raise NotPlain(f"{where} is a {kind.__module__}.{kind.__qualname__}{made_by}")
 
     def _part(self, tensor: Any, file: str, path: tuple[str, ...]) -> Ref:
         part, local = part_of(tensor), tensor.to_local()
@@ -156,10 +195,10 @@ class Together:
             return self._sharded((inner[0], inner[1]))
         if mark == "$pairs":
             return {self._whole(key): self._whole(one) for key, one in inner}
-        if mark == "$tuple":
-            return tuple(self._whole(one) for one in inner)
-        if mark == "$set":
-            return {self._whole(one) for one in inner}
+        if mark in _MADE_OF:
+            return _MADE_OF[mark](self._whole(inner))
+        if mark == "$defaultdict":
+            return collections.defaultdict(_FACTORIES[inner[0]], self._whole(inner[1]))
         if mark == "$float":
             return float(inner)
         if mark == "$size":

@@ -1,5 +1,6 @@
 """Reads a checkpoint: plain data and tensors, from all ranks that wrote some; nothing in it is executed."""
 
+import copy
 import functools
 import json
 import mmap
@@ -100,7 +101,10 @@ def spread(torch: Any, part: Any, state: Any) -> Any:
             model = like.at(path)
             return value.like(torch, model) if model is not None else value.read(torch)
         if isinstance(value, dict):
-            return {key: put(one, (*path, key)) for key, one in value.items()}
+            again = copy.copy(value)  # of its own kind
+            for key, one in value.items():
+                again[key] = put(one, (*path, key))
+            return again
         if isinstance(value, list):
             return [put(one, (*path, at)) for at, one in enumerate(value)]
         return value

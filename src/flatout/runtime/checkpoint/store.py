@@ -4,12 +4,13 @@ A checkpoint is a folder `step-000000500` with its files and a manifest of their
 written under another name: each file is synced, the manifest last, then the folder; then it gets its name,
 and the folder above is synced. Whatever dies in between leaves a folder that has no name yet, and every older
 checkpoint as it was. Nothing is ever overwritten, and nothing is pruned before what replaces it has been read
-back.
+back. One of the same step makes way under a name by which it is still found, until its successor is proven.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -26,10 +27,11 @@ MANIFEST = "manifest.json"
 # A state without its tensors, and which parts of tensors are where.
 STATE_FILE, PARTS_FILE = "state.json", "parts.json"
 FORMAT, VERSION = "flatout.checkpoint", 1
-_NAME = re.compile(r"step-(\d{9,})")
+_NAME = re.compile(r"(\.replaced-)?step-(\d{9,})")
 _OF_A_RANK = "rank-{}.files.json"
 _PRUNED = ".pruned-"
 _ABANDONED = "abandoned-"
+_REPLACED = ".replaced-"
 _PIECE = 8 << 20
 _LOOK_EVERY_S = 0.02
 # A manifest is a few lines a file.
@@ -54,14 +56,17 @@ def name_of(step: int) -> str:
 
 
 def checkpoints(folder: Path) -> list[Stored]:
-    """Those that were committed, the newest first."""
+    """Those that were committed, the newest first.
+
+    One that a kill found making way for another of its step is behind that.
+    """
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             matched = _NAME.fullmatch(path.name)
             if matched is not None and path.is_dir():
-                found.append(Stored(int(matched[1]), path))
-    return sorted(found, key=lambda one: one.step, reverse=True)
+                found.append((int(matched[2]), matched[1] is None, path))
+    return [Stored(step, path) for step, _, path in sorted(found, reverse=True)]
 
 
 # Files of a checkpoint that are written or read side by side: a core hashes a gigabyte a second.
@@ -114,7 +119,7 @@ class Partial:
             listed.unlink()
 
     def commit(self, about: dict[str, Any]) -> Stored:
-        """The manifest, then the name. One of this step that was there already stays, if it is whole."""
+        """The manifest, then the name. One of this step that was there before makes way: see `replaced`."""
         manifest = {"format": FORMAT, "version": VERSION, "step": self.step, **about, "files": self._files}
         with (self.path / MANIFEST).open("wb", buffering=0) as file:
             _write_all(file, json.dumps(manifest, indent=1).encode())
@@ -127,17 +132,39 @@ class Partial:
             if not named.is_dir():
                 raise
             # Rename does not replace a folder with something in it.
-            if _is_whole(named):
-                self.give_up()
-            else:
-                _remove(self._folder, [Stored(self.step, named)])
-                self.path.rename(named)
+            _make_way(self._folder, Stored(self.step, named))
+            self.path.rename(named)
         sync_folder(self._folder)
         return Stored(self.step, named)
 
     def give_up(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def replaced(stored: Stored) -> Stored | None:
+    """What made way for this one, and is still there: the new one is to be read back before it goes."""
+    path = stored.path.with_name(f"{_REPLACED}{stored.path.name}")
+    return Stored(stored.step, path) if path.is_dir() else None
+
+
+def _make_way(folder: Path, stored: Stored) -> None:
+    """Take its name from this one, so that it is found until another has that name."""
+    before = replaced(stored)
+    if before is not None and not _is_whole(stored.path):  # killed here before: that one is the better
+        _remove(folder, [stored])
+        return
+    if before is not None:
+        _remove(folder, [before])
+    stored.path.rename(stored.path.with_name(f"{_REPLACED}{stored.path.name}"))
+    sync_folder(folder)
+
+
+def drop_replaced(folder: Path, stored: Stored) -> None:
+    """Remove what made way for this one, which was read back."""
+    before = replaced(stored)
+    if before is not None:
+        _remove(folder, [before])
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
@@ -152,15 +179,18 @@ def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
 def prune(folder: Path, keep: int, *, token: str, protect: Stored | None = None) -> list[Stored]:
     """Remove all but the newest `keep`, and what other trainings left unfinished; those that were removed.
 
-    One that cannot be whole, by its files' sizes, counts for nothing.
+    One that cannot be whole, by its files' sizes, counts for nothing; one that was replaced goes.
     """
     for path in folder.glob(".partial-*"):
-        if not path.name.endswith(f"-{token}"):
+        if f"-{token}" not in path.name:
             shutil.rmtree(path, ignore_errors=True)
-    gone = []
+    gone: list[Stored] = []
+    steps = set[int]()
     for one in checkpoints(folder):
-        if keep > 0:
-            keep -= _is_whole(one.path, contents=False)
+        if keep > 0 and one.step not in steps:
+            if _is_whole(one.path, contents=False):
+                keep -= 1
+                steps.add(one.step)
         elif protect is None or one.path != protect.path:
             gone.append(one)
     _remove(folder, gone)
@@ -177,12 +207,20 @@ def set_aside_newer(folder: Path, step: int) -> list[Path]:
 
     They are not removed: whoever went back may have wished for a look at an older one, and no more.
     """
-    aside = []
-    for one in checkpoints(folder):
-        if one.step > step:
-            aside.append(folder / f"{_ABANDONED}{one.path.name}")
-            shutil.rmtree(aside[-1], ignore_errors=True)
-            one.path.rename(aside[-1])
+    return [_set_aside(folder, one) for one in checkpoints(folder) if one.step > step]
+
+
+def set_aside_others(folder: Path, stored: Stored) -> list[Path]:
+    """The same of all but this one: they are of another training, which nobody resumed."""
+    return [_set_aside(folder, one) for one in checkpoints(folder) if one.path != stored.path]
+
+
+def _set_aside(folder: Path, stored: Stored) -> Path:
+    """Under a name that nothing has: what was set aside before stays, too."""
+    name = f"{_ABANDONED}{name_of(stored.step)}"
+    names = (folder / (name if count == 1 else f"{name}.{count}") for count in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
+    stored.path.rename(aside)
     return aside
 
 

@@ -18,7 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flatout.runtime.checkpoint.store import AT_ONCE, Partial, Stored, prune, verify
+from flatout.runtime.checkpoint.store import (
+    AT_ONCE,
+    Partial,
+    Stored,
+    checkpoints,
+    drop_replaced,
+    prune,
+    replaced,
+    set_aside_others,
+    verify,
+)
 from flatout.runtime.checkpoint.writing import END
 
 WRITER_LOCK = ".writer"
@@ -45,8 +55,9 @@ def main(descriptor: int, trainer: int) -> None:
             return
         began = time.monotonic()
         try:
-            stored = carry_out(json.loads(order), descriptor, trainer)
+            stored, aside = carry_out(json.loads(order), descriptor, trainer)
             answer = {"path": str(stored.path), "took_s": time.monotonic() - began}
+            answer["set_aside"] = [path.name for path in aside]
         except Exception as error:  # noqa: BLE001 - whatever it was, the trainer is told
             answer = {"failed": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError):  # nobody listens any more: the checkpoint is there all the same
@@ -54,14 +65,14 @@ def main(descriptor: int, trainer: int) -> None:
             sys.stdout.buffer.flush()
 
 
-def carry_out(order: dict[str, Any], descriptor: int, trainer: int) -> Stored:
-    """One checkpoint, from shared memory to disk."""
+def carry_out(order: dict[str, Any], descriptor: int, trainer: int) -> tuple[Stored, list[Path]]:
+    """One checkpoint, from shared memory to disk; also those of another training, by their new names."""
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     rank, ranks = order["rank"], order["ranks"]
     # The first rank writes last: whoever resumes need wait for it alone.
     with at_work_in(folder) if rank == 0 else contextlib.nullcontext():
-        partial = Partial(folder, order["step"], order["token"])
+        partial = Partial(folder, order["step"], f"{order['token']}.{order['turn']}")
         try:
             with _shared(descriptor, order["size"]) as memory, ThreadPoolExecutor(AT_ONCE) as pool:
                 adding = [
@@ -74,18 +85,26 @@ def carry_out(order: dict[str, Any], descriptor: int, trainer: int) -> Stored:
                 partial.add(name, lambda text=text: iter((text.encode(),)))  # type: ignore[misc]
             if rank:
                 partial.finish_rank(rank)
-                return Stored(order["step"], partial.path)
+                return Stored(order["step"], partial.path), []
             others = _OtherRanks(partial.path, trainer)
             partial.gather(ranks, wait_s=_FOR_OTHER_RANKS_S, is_needed=others.may_come)
             stored = partial.commit(order["about"])
         except BaseException:
             partial.give_up()
             raise
-        if order["keep"]:
-            # Old ones go only when the disk gives back what was meant to replace them.
-            verify(stored.path)
-            prune(folder, order["keep"], token=order["token"], protect=stored)
-    return stored
+        return stored, _make_room(folder, stored, order)
+
+
+def _make_room(folder: Path, stored: Stored, order: dict[str, Any]) -> list[Path]:
+    """Old ones go only when the disk gives back what was meant to replace them."""
+    others = order["begins_anew"] and any(one.path != stored.path for one in checkpoints(folder))
+    if order["keep"] or others or replaced(stored) is not None:
+        verify(stored.path)
+    aside = set_aside_others(folder, stored) if others else []
+    drop_replaced(folder, stored)
+    if order["keep"]:
+        prune(folder, order["keep"], token=order["token"], protect=stored)
+    return aside
 
 
 class _OtherRanks:

@@ -58,8 +58,12 @@ class Evaluated:
 
     def answer(self) -> Answer:
         """For the ledger; an optimizer that never evaluated has changed nothing."""
-        flag = self._torch.zeros((), device="cpu") if self._flag is None else self._flag
-        return Answer(self._torch, flag, self._loss, None, self._found)
+        return Answer(self._torch, self.flag, self._loss, None, self._found)
+
+    @property
+    def flag(self) -> Any:
+        """Whether anything was not finite, on any rank."""
+        return self._torch.zeros((), device="cpu") if self._flag is None else self._flag
 
     def end(self) -> None:
         """After the update: as before it, where it was bad."""

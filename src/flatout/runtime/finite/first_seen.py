@@ -56,19 +56,30 @@ class FirstSeen:
             seen.changes = seen.changes or not (norm == seen.norm or norm != norm)  # or NaN
         return [one for one in unheld if self._first_look(one).changes]
 
-    def has_spoiled_buffers(self, training: Training) -> bool:
-        """Whether one holds what is no number, and did not at first. Masks hold infinities for good."""
-        found = training.buffers()
-        values = [plain_values(self._torch, one.detach()) for one in found.values()]
-        marks = [None if one is None else one.isnan().any().float() for one in values]
-        is_spoiled = False
-        for (model, name), mark in zip(found, numbers_in(self._torch, marks), strict=True):
+    def spoiled(self, buffers: Mapping[Any, Any]) -> list[str]:
+        """Names of those that hold what is no number, and did not at first; they go by model and name.
+
+        Masks hold infinities for good: only what a norm has counted must be finite.
+        """
+        values = [plain_values(self._torch, one.detach()) for one in buffers.values()]
+        marks = [
+            None if one is None else (one.isnan() if masks else ~one.isfinite()).any().float()
+            for one, masks in zip(values, map(self._may_be_a_mask, buffers), strict=True)
+        ]
+        found = []
+        for (model, name), mark in zip(buffers, numbers_in(self._torch, marks), strict=True):
             known, meant = self._known.setdefault(model, set()), self._meant.setdefault(model, set())
             if mark and (name not in known or self._repairs >= _REPAIRS):
                 meant.add(name)
-            is_spoiled = is_spoiled or (bool(mark) and name not in meant)
+            if mark and name not in meant:
+                found.append(name)
             known.add(name)
-        return is_spoiled
+        return found
+
+    def _may_be_a_mask(self, place: tuple[Any, str]) -> bool:
+        model, name = place
+        owner = model.get_submodule(name.rpartition(".")[0])
+        return not isinstance(owner, self._torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001
 
     def count_repair(self) -> None:
         """Buffers were put back."""

@@ -132,7 +132,7 @@ class GoodStates:
             changing=changing,
             needed_bytes=needed,
             is_lost=bool(are_finite(torch, meant)),
-            are_buffers_lost=first_seen.has_spoiled_buffers(training),
+            are_buffers_lost=bool(first_seen.spoiled(training.buffers())),
             lacks_two=_lacks_room(needed, spare),
             lacks_one=_lacks_room(needed, oldest or spare),
         )

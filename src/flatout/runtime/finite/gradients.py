@@ -91,6 +91,12 @@ def are_finite(torch: Any, tensors: Iterable[Any]) -> Any:
         )
 
 
+def marks_of(torch: Any, tensors: Sequence[Any]) -> Any:
+    """For each of these, of one device and type: 0.0, or NaN where it is not finite."""
+    norms = [] if not tensors else [_norms(torch, list(tensors), math.inf)]
+    return _marks(torch, norms, _device_of(torch, tensors))
+
+
 def total_norm(torch: Any, found: Look) -> Any:
     """The norm of all gradients together, of a look of order 2."""
     device = found.flag.device

@@ -27,6 +27,7 @@ from flatout.records.errors import EXIT_JOB
 from flatout.records.finite import NOT_FINITE_FILE, Diagnosis
 from flatout.records.guest import Host
 from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
+from flatout.runtime.finite.buffers import Buffers
 from flatout.runtime.finite.evaluating import Evaluated
 from flatout.runtime.finite.good_states import GoodStates
 from flatout.runtime.finite.gradients import Look, look, nothing_found, parameters_of
@@ -58,6 +59,8 @@ class FiniteUpdates:
         # The optimizer that a scaler is stepping.
         self._scalers_own: Any = None
         self._works = True
+        # Going back puts buffers back, too.
+        self._buffers = Buffers(host.torch, host.roots) if host.order.on_nan != "rollback" else None
         self._good = GoodStates(host.torch) if host.order.on_nan == "rollback" else None
         self._rollbacks = 0
         # Updates of all optimizers that went well.
@@ -128,6 +131,7 @@ class FiniteUpdates:
             return
         held = self._held
         if isinstance(held, Evaluated):
+            self._look_at_buffers(held.flag)
             self._ledger(optimizer).note(held.answer(), let_through=held.let_through)
         self._end()
         self._loss.forget()
@@ -142,6 +146,7 @@ class FiniteUpdates:
     def _hold_back(self, optimizer: Any) -> None:
         found = self._look(parameters_of(optimizer))
         flag = agree(self._torch, found.flag)
+        self._look_at_buffers(flag)
         self._ledger(optimizer).note(Answer(self._torch, flag, self._loss.value(), None, found))
         if takes_flag(optimizer):
             self._held = Flagged(optimizer, flag)
@@ -157,6 +162,16 @@ class FiniteUpdates:
                 self._host.fail(NAME, error)
                 self._works = False
         return nothing_found(self._torch, parameters)
+
+    def _look_at_buffers(self, flag: Any) -> None:
+        """What goes wrong here is noted; buffers are then as the script leaves them."""
+        if self._buffers is None:
+            return
+        try:
+            self._buffers.updated(flag)
+        except Exception as error:  # noqa: BLE001 - a buffer of a kind that nobody foresaw
+            self._host.fail(NAME, error)
+            self._buffers = None
 
     def _end(self) -> None:
         """The update is over, or a former one that never told of its end."""
@@ -217,6 +232,7 @@ class FiniteUpdates:
             return
         flag = flags[0] if len(flags) == 1 else torch.stack([one.to(flags[0].device) for one in flags]).amax()
         flag, loss = agree_on_both(torch, flag, self._loss.value())
+        self._look_at_buffers(flag)
         has_waited = not is_fused(optimizer) or flag.device.type == "cpu"
         found = self._look(parameters_of(optimizer)) if not has_waited or bool(flag) else None
         scale = scaler._get_scale_async()  # noqa: SLF001

@@ -58,8 +58,19 @@ def word_on(ledger: Ledger, outcome: Outcome) -> str:
     return text + (f"; {count} in a row" if count > 1 else "")
 
 
-def diagnose(torch: Any, ledger: Ledger, optimizer: Any, models: Sequence[Any], rank: int) -> Diagnosis:
-    """Why the last updates were not finite. The host waits for it: there is nothing else to do."""
+def diagnose(
+    torch: Any,
+    ledger: Ledger,
+    optimizer: Any,
+    models: Sequence[Any],
+    rank: int,
+    *,
+    spoiled: Sequence[str] = (),
+) -> Diagnosis:
+    """Why the last updates were not finite. The host waits for it: there is nothing else to do.
+
+    `spoiled`: what else is known to be not finite, by name.
+    """
     first = ledger.first or Outcome(ledger.updates, False, None, None)
     names = names_in(models, optimizer)
     order = {name: place for place, name in enumerate(names.values())}
@@ -73,7 +84,7 @@ def diagnose(torch: Any, ledger: Ledger, optimizer: Any, models: Sequence[Any], 
         not_finite=len(bad),
         with_gradients=len(having),
         arose_at=_where_it_arose(bad, having, order),
-        values_not_finite=tuple(_bad_values(torch, parameters_of(optimizer), names)[:_NAMES]),
+        values_not_finite=tuple([*_bad_values(torch, parameters_of(optimizer), names), *spoiled][:_NAMES]),
         loss_is_finite=first.loss_is_finite,
         last_finite_loss=ledger.last_finite_loss,
         loss_scales=tuple(ledger.loss_scales),

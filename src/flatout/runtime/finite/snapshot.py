@@ -54,7 +54,7 @@ class Training:
             wait_for_states(optimizer)
             for key, state in optimizer.state.items():
                 place = (id(ledger), id(key) if isinstance(key, torch.Tensor) else key)
-                found.update(_tensors_in(torch, state, place))
+                found.update(tensors_in(torch, state, place))
         return found
 
 
@@ -250,12 +250,13 @@ def _fits(now: Any, kept: Any) -> bool:
     return bool(values.shape == kept.shape and values.dtype == kept.dtype and values.layout == kept.layout)
 
 
-def _tensors_in(torch: Any, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def tensors_in(torch: Any, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """All in dicts and lists, with their places."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, dict | list | tuple):
         for name, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _tensors_in(torch, one, (*path, name))
+            yield from tensors_in(torch, one, (*path, name))
 
 
 def _numbers_of(optimizer: Any) -> list[dict[str, float]]:

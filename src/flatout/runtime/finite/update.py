@@ -10,12 +10,15 @@ from flatout.records.errors import CallerMistake, UnknownName
 from flatout.records.finite import PATIENCE, POLICIES, Policy, Updates
 from flatout.runtime.checkpoint.checkpointer import Checkpointer
 from flatout.runtime.finite.agreement import agree, agree_on_both, rank_of
+from flatout.runtime.finite.buffers import Buffers, saved_buffers
 from flatout.runtime.finite.clipping import Clipping
 from flatout.runtime.finite.evaluating import Evaluated
+from flatout.runtime.finite.first_seen import FirstSeen
 from flatout.runtime.finite.gradients import Look, are_finite, look, parameters_of
 from flatout.runtime.finite.judging import NotFinite, diagnose, is_enough, word_on
 from flatout.runtime.finite.ledger import Answer, Ledger
 from flatout.runtime.finite.skipping import Flagged, Hidden, is_fused, takes_flag
+from flatout.runtime.finite.snapshot import tensors_in
 
 
 class Update:
@@ -33,8 +36,9 @@ class Update:
     gradients are set to none. The loss is for the diagnosis alone. Optimizers that want a closure get it as
     `update.step(closure=closure)`.
 
-    An update that is skipped leaves parameters and the optimizer's states bit for bit as they were. `on_nan`
-    says what else happens:
+    An update that is skipped leaves parameters and the optimizer's states bit for bit as they were; buffers
+    that its forward pass has spoiled (a batch norm's statistics) get the values from before it. `on_nan` says
+    what else happens:
 
     - "skip": nothing, until `patience` updates in a row were skipped; then `flatout.NotFinite` is raised.
     - "stop": it is raised at once. With a scaler, a finite loss whose gradients overflow is no reason: so
@@ -83,8 +87,14 @@ class Update:
         # A checkpoint was refused: values are not finite, and no batch can help.
         self._is_lost = False
         self._check_settings()
+        self._buffers = Buffers(torch, lambda: [model] if isinstance(model, torch.nn.Module) else [])
+        self._first_seen = FirstSeen(torch)
         if checkpointer is not None:
+            # Some hold what is no number from the start.
+            self._averages()
+            self._spoiled_buffers()
             checkpointer.refusals.append(self._refuse_to_save)
+            checkpointer.loaded.append(self._buffers.take)
 
     # The update
 
@@ -122,6 +132,7 @@ class Update:
             scale = scaler._get_scale_async()  # noqa: SLF001 - the public way waits for the device
         found = self._look()
         flag, loss = agree_on_both(torch, found.flag, _as_tensor(torch, loss))
+        self._buffers.updated(flag)
         if self._clipping is not None:
             self._clipping.clip(found, parameters_of(optimizer))
         answer = Answer(torch, flag, loss, scale, found)
@@ -159,6 +170,7 @@ class Update:
             result = self._optimizer.step(evaluated)
         finally:
             evaluated.end()
+        self._buffers.updated(evaluated.flag)
         self._ledger.note(evaluated.answer(), batch=self._place(), let_through=evaluated.let_through)
         self._optimizer.zero_grad(set_to_none=True)
         return result, True
@@ -194,7 +206,8 @@ class Update:
             self._end_it()
 
     def _end_it(self) -> None:
-        diagnosis = diagnose(self._torch, self._ledger, self._optimizer, [self._model], rank_of(self._torch))
+        about = (self._torch, self._ledger, self._optimizer, [self._model], rank_of(self._torch))
+        diagnosis = diagnose(*about, spoiled=self._spoiled_buffers() if self._is_lost else ())
         can_go_back = self._policy == "rollback" and self._ledger.rollbacks < self._rollbacks
         step = self._checkpointer.roll_back(self._is_sound) if can_go_back and self._checkpointer else None
         if step is None:
@@ -214,17 +227,38 @@ class Update:
         return f"the last good checkpoint: {newest}" if newest is not None else ""
 
     def _is_sound(self) -> bool:
-        """Whether what would be saved, or was loaded, is finite, on every rank. All of them must ask."""
+        return not self._unsound()
+
+    def _unsound(self) -> str:
+        """What of that which would be saved, or was loaded, is not finite on a rank. All of them must ask."""
+        torch = self._torch
         tensors = list(parameters_of(self._optimizer))
         wait_for_states(self._optimizer)
         for state in self._optimizer.state.values():
             if isinstance(state, dict):
-                tensors += [one for one in state.values() if isinstance(one, self._torch.Tensor)]
-        return not bool(agree(self._torch, are_finite(self._torch, tensors)))
+                tensors += [one for one in state.values() if isinstance(one, torch.Tensor)]
+        flag = are_finite(torch, tensors)
+        flags = [flag, are_finite(torch, self._averages()).to(flag.device)]
+        flags.append(torch.full_like(flag, float(bool(self._spoiled_buffers()))))
+        words = ("parameters or the optimizer's states are", "the average of the weights is", "buffers are")
+        found = agree(torch, torch.stack(flags)).tolist()
+        return next((f"{word} not finite" for word, is_bad in zip(words, found, strict=True) if is_bad), "")
+
+    def _averages(self) -> list[Any]:
+        """The average's weights, and not what it holds besides, which may be meant to be as it is."""
+        if isinstance(self._ema, self._torch.nn.Module):
+            return self._first_seen.meant_to_be_finite(list(self._ema.parameters()))
+        state: Any = getattr(self._ema, "state_dict", dict)()
+        return [one for _, one in tensors_in(self._torch, state, ())]
+
+    def _spoiled_buffers(self) -> list[str]:
+        modules = [one for one in (self._model, self._ema) if isinstance(one, self._torch.nn.Module)]
+        return self._first_seen.spoiled(saved_buffers(self._torch, modules))
 
     def _refuse_to_save(self) -> str:
-        self._is_lost = not self._is_sound()
-        return "parameters or the optimizer's states are not finite" if self._is_lost else ""
+        why = self._unsound()
+        self._is_lost = bool(why)
+        return why
 
     def _check_settings(self) -> None:
         if self._policy not in POLICIES:

@@ -1,9 +1,10 @@
 """A state comes back as it was, tensors and all; what is neither plain nor a tensor is refused by name."""
 
+import collections
 import enum
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -93,6 +94,56 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     whole = trained(6)
     resumed = trained(3, there_and_back(trained(3)))
     assert all(torch.equal(whole["model"][name], one) for name, one in resumed["model"].items())
+
+
+def test_containers_come_back_as_the_kind_that_they_were() -> None:
+    state = {
+        "counter": collections.Counter({3: 1, 6: 2}),
+        "ordered": collections.OrderedDict(b=1, a={"$tensor": 2}),
+        "lists": collections.defaultdict(list, {(1, 2): [torch.ones(1)]}),
+        "none": collections.defaultdict(None, a=1),
+        "frozen": frozenset({1, (2, 3)}),
+        "keys": {frozenset({1}): 2},
+        "names": {"a", "b"},
+    }
+    back = there_and_back({"it": state})["it"]
+    assert back == state
+    assert {name: type(one) for name, one in back.items()} == {name: type(one) for name, one in state.items()}
+    assert list(back["ordered"]) == ["b", "a"]
+    assert back["lists"].default_factory is list
+    assert back["none"].default_factory is None
+    assert type(next(iter(back["keys"]))) is frozenset
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Bag(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (Pair(1, 2), "Pair"),
+        (Bag(a=1), "Bag"),
+        (collections.defaultdict(lambda: 0), "defaultdict made by .*lambda"),
+    ],
+)
+def test_containers_of_other_kinds_are_refused_by_name(value: Any, word: str) -> None:
+    with pytest.raises(NotPlain, match=rf"it\.of is a .*{word}"):
+        there_and_back({"it": {"of": value}})
+    if "lambda" not in word:
+        back = there_and_back({"it": {"of": value}}, trust=True)["it"]["of"]
+        assert (type(back), back) == (type(value), value)
+
+
+def test_what_was_stored_before_frozen_sets_had_a_mark_of_their_own_still_loads() -> None:
+    stored = {"it": {"a": {"$set": [1, 2]}, "b": {"$tuple": [1]}, "c": {"$pairs": [[1, {"d": 2}]]}}}
+    back = Together(torch, lambda _ref: None).state(stored)
+    assert back == {"it": {"a": {1, 2}, "b": (1,), "c": {1: {"d": 2}}}}
 
 
 class Colour(enum.Enum):

@@ -15,9 +15,12 @@ from flatout.runtime.checkpoint.store import (
     Partial,
     Stored,
     checkpoints,
+    drop_replaced,
     newest_complete,
     prune,
     read_manifest,
+    replaced,
+    set_aside_newer,
     verify,
 )
 
@@ -37,19 +40,49 @@ def test_what_is_committed_is_found_and_whole(tmp_path: Path) -> None:
     assert manifest["parts"] == ["model"]
 
 
-def test_a_step_that_was_committed_already_stays_as_it_is(tmp_path: Path) -> None:
+def content(stored: Stored) -> bytes:
+    return (stored.path / "model.safetensors").read_bytes()
+
+
+def test_a_step_that_comes_again_replaces_what_was_there_once_that_is_proven(tmp_path: Path) -> None:
     made(tmp_path, 5, b"first")
     again = made(tmp_path, 5, b"second")
-    assert (again.path / "model.safetensors").read_bytes() == b"first!"
+    assert content(again) == b"second!"
+    before = replaced(again)
+    assert before is not None
+    assert content(before) == b"first!"
+    assert [one.path for one in checkpoints(tmp_path)] == [again.path, before.path]
+    drop_replaced(tmp_path, again)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
-def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
-    flipped(made(tmp_path, 5).path)
-    again = made(tmp_path, 5, b"second")
-    assert (again.path / "model.safetensors").read_bytes() == b"second!"
-    assert verify(again.path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+def test_what_was_replaced_is_found_where_its_successor_is_damaged(tmp_path: Path) -> None:
+    made(tmp_path, 5, b"first")
+    flipped(made(tmp_path, 5, b"second").path)
+    found = newest_complete(tmp_path, lambda *_: None)
+    assert found is not None
+    assert content(found) == b"first!"
+    third = made(tmp_path, 5, b"third")
+    before = replaced(third)
+    assert before is not None
+    assert content(before) == b"first!"
+
+
+def test_what_was_replaced_is_swept_up(tmp_path: Path) -> None:
+    made(tmp_path, 4)
+    made(tmp_path, 5, b"first")
+    last = made(tmp_path, 5, b"second")
+    prune(tmp_path, 2, token="mine", protect=last)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000004", "step-000000005"]
+
+
+def test_what_is_set_aside_takes_nobodys_place(tmp_path: Path) -> None:
+    for text in (b"first", b"second"):
+        made(tmp_path, 5, text)
+        set_aside_newer(tmp_path, 0)
+    names = ["abandoned-step-000000005", "abandoned-step-000000005.2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [(tmp_path / name / "model.safetensors").read_bytes() for name in names] == [b"first!", b"second!"]
 
 
 def truncated(path: Path) -> None:
@@ -150,11 +183,11 @@ os.fsync = dying(os.fsync)
 store._write_all = dying(store._write_all)
 Path.rename = dying(Path.rename)
 Path.mkdir = dying(Path.mkdir)
-partial = store.Partial(folder, 10, 'other')
+partial = store.Partial(folder, int(sys.argv[3]), 'other')
 partial.add("model.safetensors", lambda: iter((b"new", b"er")))
 partial.add("state.json", lambda: iter((b"{}",)))
-partial.commit({})
-print(made)
+stored = partial.commit({})
+store.drop_replaced(folder, stored)
 """
 
 
@@ -165,14 +198,39 @@ def test_killed_at_every_boundary_the_one_before_loads(tmp_path: Path) -> None:
         calls += 1
         folder = tmp_path / str(calls)
         made(folder, 5)
-        done = subprocess.run([sys.executable, "-c", KILLED_AT, str(folder), str(calls)], check=False)
-        codes.append(done.returncode)
+        codes.append(killed_at(folder, calls, 10))
         found = newest_complete(folder, lambda *_: pytest.fail("what has a name is whole"))
         assert found is not None
         named = codes[-1] == 0 or (folder / "step-000000010").exists()
         assert found.step == (10 if named else 5)
     assert codes[-1] == 0
     assert len(codes) > 8
+
+
+def test_killed_at_every_boundary_one_of_the_step_that_comes_again_loads(tmp_path: Path) -> None:
+    calls, codes, contents = 0, [], []
+    while not codes or codes[-1] == -signal.SIGKILL:
+        calls += 1
+        folder = tmp_path / str(calls)
+        made(folder, 5)
+        codes.append(killed_at(folder, calls, 5))
+        found = newest_complete(folder, lambda *_: pytest.fail("what has a name is whole"))
+        assert found is not None
+        assert found.step == 5
+        contents.append(content(found))
+        # The next one finds its way, whatever was left.
+        last = made(folder, 5, b"last")
+        drop_replaced(folder, last)
+        assert [one.path for one in checkpoints(folder)] == [last.path]
+        assert content(last) == b"last!"
+    assert codes[-1] == 0
+    assert set(contents) == {b"weights!", b"newer"}
+    assert contents == sorted(contents, reverse=True)
+
+
+def killed_at(folder: Path, calls: int, step: int) -> int:
+    words = [sys.executable, "-c", KILLED_AT, str(folder), str(calls), str(step)]
+    return subprocess.run(words, check=False).returncode
 
 
 def test_a_full_disk_leaves_the_old_one_and_no_rest(tmp_path: Path) -> None:

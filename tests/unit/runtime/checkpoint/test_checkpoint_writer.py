@@ -31,6 +31,8 @@ def order(folder: Path, *, ranks: int = 1, size: int = 0) -> dict[str, Any]:
         "rank": 0,
         "ranks": ranks,
         "token": "mine",
+        "turn": 1,
+        "begins_anew": False,
         "size": size,
         "files": [("model.safetensors", 0, size)] if size else [],
         "texts": {"state.json": "{}"},

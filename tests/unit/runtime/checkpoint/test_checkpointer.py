@@ -122,6 +122,87 @@ def test_what_was_saved_after_the_step_that_it_went_back_to_is_set_aside(
         assert torch.equal(training.model[0].weight, weight)
 
 
+def filled(training: Training, value: float) -> None:
+    with torch.no_grad():
+        training.model[0].weight.fill_(value)
+
+
+def resumed_with(folder: Path) -> tuple[int, float]:
+    again = Training()
+    with again.checkpointer(folder) as checkpointer:
+        return checkpointer.resume(), again.model[0].weight[0, 0].item()
+
+
+def test_a_step_that_is_saved_again_is_as_it_was_last(tmp_path: Path) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path, every=10, keep=1) as checkpointer:
+        filled(training, 1.0)
+        checkpointer.step(10)
+        filled(training, 2.0)
+        checkpointer.save(10)
+    assert resumed_with(tmp_path) == (10, 2.0)
+    assert [path.name for path in tmp_path.glob("*step*")] == ["step-000000010"]
+
+
+def test_a_training_that_resumed_nothing_keeps_its_own_and_leaves_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = Training()
+    with first.checkpointer(tmp_path, every=5) as checkpointer:
+        filled(first, 1.0)
+        checkpointer.step(5)
+        checkpointer.step(10)
+    second = Training()
+    with second.checkpointer(tmp_path, every=5) as checkpointer:
+        filled(second, 7.0)
+        checkpointer.step(5)
+        checkpointer.wait()
+        told = "saved by another training, which was not resumed, now "
+        assert f"{told}abandoned-step-000000010, abandoned-step-000000005" in capfd.readouterr().err
+        assert names_in(tmp_path) == ["step-000000005"]
+        checkpointer.step(10)
+    assert resumed_with(tmp_path) == (10, 7.0)
+    assert verify(tmp_path / "abandoned-step-000000010")["step"] == 10
+    assert "another training" not in capfd.readouterr().err
+
+
+def names_in(folder: Path) -> list[str]:
+    return [one.path.name for one in checkpoints(folder)]
+
+
+def test_what_another_training_saved_stays_until_the_first_of_this_one_is_there(tmp_path: Path) -> None:
+    with Training().checkpointer(tmp_path, every=5) as checkpointer:
+        checkpointer.step(10)
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path)
+    assert checkpointer.roll_back() is None  # nothing here is its own
+    checkpointer._memory.hold(1 << 20)  # it is to be the disk that refuses
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    try:
+        checkpointer.save(5)
+        checkpointer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "File too large" in checkpointer.problem()
+    assert names_in(tmp_path) == ["step-000000010"]
+    checkpointer._writer.close()
+    checkpointer.save(5)
+    checkpointer.close()
+    assert names_in(tmp_path) == ["step-000000005"]
+
+
+def test_another_checkpointer_of_a_training_that_goes_on_sets_nothing_aside(tmp_path: Path) -> None:
+    training = Training()
+    with training.checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5)
+    with Checkpointer(tmp_path, model=training.model) as checkpointer:
+        checkpointer.save(6)
+    assert names_in(tmp_path) == ["step-000000006", "step-000000005"]
+
+
 def test_a_disk_that_refuses_is_told_of_at_the_next_step(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +252,33 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
     with Training().checkpointer(tmp_path), pytest.raises(LockHeld):
         Training().checkpointer(tmp_path)
     Training().checkpointer(tmp_path).close()
+
+
+def test_a_schedule_that_counts_its_milestones_goes_on(tmp_path: Path) -> None:
+    schedules = torch.optim.lr_scheduler
+
+    def made() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        parts = [schedules.LinearLR(optimizer, total_iters=4), schedules.MultiStepLR(optimizer, [2, 4])]
+        return optimizer, schedules.SequentialLR(optimizer, parts, [4])
+
+    def rates(optimizer: Any, schedule: Any, count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            optimizer.step()
+            schedule.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    whole = rates(*made(), 10)
+    optimizer, schedule = made()
+    with Checkpointer(tmp_path, optimizer=optimizer, schedule=schedule) as checkpointer:
+        assert rates(optimizer, schedule, 2) == whole[:2]
+        checkpointer.save(2)
+    optimizer, schedule = made()
+    with Checkpointer(tmp_path, optimizer=optimizer, schedule=schedule) as checkpointer:
+        checkpointer.resume()
+    assert rates(optimizer, schedule, 8) == whole[2:]
 
 
 class Hostile:

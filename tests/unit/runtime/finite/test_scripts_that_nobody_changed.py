@@ -63,6 +63,27 @@ def equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_statistics_are_as_before_the_batch_that_was_left_out(watched: Watched, is_scaled: bool) -> None:
+    model, optimizer = network()
+    model.append(nn.BatchNorm1d(1))
+    scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
+    means = []
+    for step in range(5):
+        values = torch.randn(6, 4)
+        if step == 3:
+            values[0, 0] = NAN
+        optimizer.zero_grad()
+        scaler.scale((model(values) - 1).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        means.append(model[3].running_mean.clone())
+    assert watched.counts()["skipped"] == 1
+    assert torch.equal(means[2], means[3])
+    assert bool(torch.stack(means).isfinite().all())
+    assert not torch.equal(means[3], means[4])
+
+
 @pytest.mark.parametrize("settings", [{}, {"fused": True}, {"foreach": False}])
 def test_a_bad_update_is_left_out_and_the_next_is_made(watched: Watched, settings: dict[str, Any]) -> None:
     model, optimizer = network(**settings)
