@@ -36,6 +36,11 @@ class Workers:
             self._states[carried.worker] = carried.random
             self._draws = self._draws or carried.has_drawn
 
+    def begin_a_pass(self) -> None:
+        """With workers of its own, unless these persist: of whom nothing came yet, nothing is known."""
+        if not self._loader.persistent_workers:
+            self._states.clear()
+
     def state(self) -> dict[str, Any]:
         """As plain data."""
         random = dict(self._states) if self._draws else {}

@@ -76,6 +76,7 @@ class Loader:
             return iter(())
         if resumed is None:
             self._batches, self._at_start = 0, self._numbers.now()
+            self._workers.begin_a_pass()
             if self._had_workers:
                 # Only in this life they are started here, for which a number is drawn.
                 self._sampler.resume({"sampler": self._at_start, "batches": 0}, empty=0)

@@ -146,7 +146,8 @@ JOBS: list[tuple[str, Callable[[], Run]]] = [
 ]
 
 
-@pytest.mark.parametrize("stopped_after", [3, 10])
+# In a pass, at its end, and after the first batch of the next: most workers have given nothing of it yet.
+@pytest.mark.parametrize("stopped_after", [3, 10, 11])
 @pytest.mark.parametrize("make", [make for _, make in JOBS], ids=[name for name, _ in JOBS])
 def test_the_rest_comes_as_it_would_have_come(make: Callable[[], Run], stopped_after: int) -> None:
     everything, seen, rest = stopped_and_resumed(make, stopped_after)
