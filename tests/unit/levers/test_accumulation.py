@@ -75,7 +75,9 @@ def test_an_update_that_was_left_out_is_none() -> None:
     loop = Loop()
     loop.loss().backward()
     loop.optimizer.zero_grad()
-    loop.loss().backward()
+    loss = loop.loss()  # Broken, were it one
+    loss.backward()
+    assert loss.isfinite()
 
 
 def test_an_update_that_a_scaler_leaves_out_is_over_all_the_same() -> None:

@@ -110,8 +110,8 @@ def test_a_process_that_became_another_program_is_read_anew() -> None:
             pass
         child.stdin.write(b"\n")  # type: ignore[union-attr]
         child.stdin.flush()  # type: ignore[union-attr]
-        while reader().by_pid[child.pid].words != ("sleep", "600"):
-            pass
+        while (words := reader().by_pid[child.pid].words) != ("sleep", "600"):
+            assert "-c" in words  # what it was until then
         child.kill()
 
 

@@ -1,13 +1,13 @@
 """What a module remembers from call to call: trials must leave it as they found it."""
 
 import types
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 
 # What every module has, and no call of it changes.
-_EVERY_MODULES = frozenset(vars(torch.nn.Module()))
+EVERY_MODULES = frozenset(vars(torch.nn.Module()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Never looked into: they hold no state of a call, or other modules, which are looked at by themselves.
 _CLOSED = (torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
@@ -70,7 +70,7 @@ class State:
 
 
 def _own_values(part: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in vars(part).items() if name not in _EVERY_MODULES)
+    return ((name, value) for name, value in vars(part).items() if name not in EVERY_MODULES)
 
 
 class _Kept:
@@ -114,7 +114,7 @@ class _Known:
         def same(now: Any) -> bool:
             return (
                 now is value
-                and _keys(items) == list(held)
+                and list(items) == list(held)
                 and all(one.same(items[name]) for name, one in held.items())
             )
 
@@ -142,10 +142,6 @@ class _Known:
             return value
 
         return _Kept(same, as_it_was)
-
-
-def _keys(items: Mapping[Any, Any]) -> list[Any]:
-    return list(items)
 
 
 def _tensor(value: torch.Tensor) -> _Kept:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from flatout.infer.optimizing.optimized import Optimized
+from flatout.infer.optimizing.state import EVERY_MODULES
 from flatout.infer.whole_sets.checksums import checksum
 
 _PLAIN = (
@@ -29,7 +30,7 @@ _PLAIN = (
 )
 _WRAPPERS = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel, Optimized)
 # What every module has, and what is made of it for speed: neither says what it computes.
-_EVERY_MODULES = frozenset({*vars(torch.nn.Module()), "_compiled_call_impl"})
+_EVERY_MODULES = EVERY_MODULES | {"_compiled_call_impl"}
 _OURS = "_flatout"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DEEPEST = 40

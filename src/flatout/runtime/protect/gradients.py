@@ -12,7 +12,7 @@ from flatout.runtime.finite.gradients import parameters_of
 def waiting(optimizers: list[Any], stepped: Any) -> dict[str, Any]:
     """By optimizer and parameter: the gradient, or that there is none."""
     return {
-        name: None if parameter.grad is None else _local(parameter.grad).detach()
+        name: None if parameter.grad is None else local_part(parameter.grad).detach()
         for name, parameter in _parameters(optimizers, stepped)
     }
 
@@ -28,7 +28,7 @@ def put_back(optimizers: list[Any], saved: dict[str, Any]) -> None:
             continue
         if parameter.grad is None:
             parameter.grad = parameter.detach().clone()
-        _local(parameter.grad).copy_(value)
+        local_part(parameter.grad).copy_(value)
 
 
 def _parameters(optimizers: list[Any], but: Any) -> list[tuple[str, Any]]:
@@ -40,6 +40,6 @@ def _parameters(optimizers: list[Any], but: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _local(tensor: Any) -> Any:
+def local_part(tensor: Any) -> Any:
     """Of what is spread over ranks, the part that is here."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.tolocal_part() if hasattr(tensor, "to_local") else tensor

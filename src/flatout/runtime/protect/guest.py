@@ -27,7 +27,7 @@ from flatout.runtime.checkpoint.writer import at_work_in
 from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found, look_around
 from flatout.runtime.protect.ghost import Ghost
-from flatout.runtime.protect.gradients import put_back, waiting
+from flatout.runtime.protect.gradients import local_part, put_back, waiting
 from flatout.runtime.protect.journal import Journal, Lines, Replay
 from flatout.runtime.protect.loaders import Loaders
 from flatout.runtime.protect.loads import Loads
@@ -295,9 +295,7 @@ class Protected:
         torch = self._torch
         parameters = [one for optimizer in self._gates.optimizers() for one in parameters_of(optimizer)]
         for one in parameters[:: max(1, len(parameters) // 8)]:
-            local = one.detach()
-            local = local.to_local() if hasattr(local, "to_local") else local
-            part = local.reshape(-1)[:512].contiguous().cpu()
+            part = local_part(one.detach()).reshape(-1)[:512].contiguous().cpu()
             digest.update(bytes(part.view(torch.uint8).tolist()))
             some += part[:: max(1, part.numel() // 8)].double().tolist()
         return f"{digest.hexdigest()}:{json.dumps(some)}"

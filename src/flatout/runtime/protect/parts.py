@@ -1,10 +1,9 @@
 """What was found, in parts that a checkpoint can hold: each by the name of the way to it."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-from flatout.runtime.checkpoint.random_states import as_bytes, as_state
+from flatout.runtime.checkpoint.own_numbers import put_back_states, states_of
 from flatout.runtime.finite.gradients import parameters_of
 from flatout.runtime.protect.found import Found
 
@@ -77,8 +76,9 @@ class Bags:
             name: {"state": one.state_dict(), "found_inf": self._found_inf(one)}
             for name, one in self._found.stateful.items()
         }
-        numbers = {name: {"numbers": self._numbers(one)} for name, one in self._found.generators.items()}
-        return {**states, **numbers}
+        generators = self._found.generators
+        numbers = zip(generators, states_of(self._torch, [*generators.values()]), strict=True)
+        return {**states, **{name: {"numbers": one} for name, one in numbers}}
 
     def _load_others(self, state: dict[str, Any]) -> None:
         for name, saved in state.items():
@@ -89,7 +89,7 @@ class Bags:
                     one.load_state_dict(saved["state"])
                 self._put_found_inf(self._found.stateful[name], saved["found_inf"])
             elif "numbers" in saved and name in self._found.generators:
-                self._put_back(self._found.generators[name], saved["numbers"])
+                put_back_states(self._torch, [self._found.generators[name]], [saved["numbers"]])
             else:
                 self.missing.append(name)
 
@@ -113,26 +113,6 @@ class Bags:
                 self._torch.device(device): self._torch.full((), value, device=device)
                 for device, value in state["each"].items()
             }
-
-    def _numbers(self, generator: Any) -> Any:
-        if isinstance(generator, self._torch.Generator):
-            return as_bytes(generator.get_state())
-        if isinstance(generator, random.Random):
-            return generator.getstate()
-        bits = getattr(generator, "bit_generator", None)
-        if bits is not None:
-            return bits.state
-        return generator.get_state(legacy=False)
-
-    def _put_back(self, generator: Any, numbers: Any) -> None:
-        if isinstance(generator, self._torch.Generator):
-            generator.set_state(as_state(self._torch, numbers))
-        elif isinstance(generator, random.Random):
-            generator.setstate(numbers)
-        elif hasattr(generator, "bit_generator"):
-            generator.bit_generator.state = numbers
-        else:
-            generator.set_state(numbers)
 
     def tensors(self) -> dict[str, Any]:
         """Those that variables hold, of each rank its own."""

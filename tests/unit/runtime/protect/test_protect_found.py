@@ -59,7 +59,7 @@ def test_a_part_of_a_module_belongs_to_the_whole() -> None:
 def test_states_come_back_by_name_and_what_is_missing_is_told() -> None:
     trainer = Trainer()
     bags = Bags(torch)
-    bags.hold(around(trainer), [], lambda _state: True)
+    bags.hold(around(trainer), [], is_plain)
     parts = bags.parts()
     state = {name: part.state_dict() for name, part in parts.items()}
     state["modules"] = {
@@ -132,7 +132,8 @@ def test_tensors_beside_parameters_and_beside_states_are_found() -> None:
         f"{here}.loop.results['loss']",
         *(f"{here}.model.outputs[{at}]" for at in range(300)),
     }
-    assert list(found.stateful) == [f"{here}.loop"]
+    # Whoever runs the tests has variables, too.
+    assert [name for name in found.stateful if name.startswith(here)] == [f"{here}.loop"]
 
 
 def test_what_is_as_it_was_is_not_loaded() -> None:
